@@ -1,0 +1,5 @@
+"""The error that every tokenizer raises for input it cannot use."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer file is missing, foreign, truncated or incomplete. The message names the file and the remedy."""
