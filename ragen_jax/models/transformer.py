@@ -1,0 +1,223 @@
+"""The policy network: a Flax description of one block, and pure functions over the parameter pytree.
+
+Parameters are a nested dict. Under "layers" every weight is stacked on a leading layer axis, which is what training
+scans over; `unstack` gives the list form that decoding unrolls (measured faster than a stacked cache inside a scan).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from ragen_jax.models.config import ModelConfig, WeightSpec, weight_specs
+
+Params = dict[str, Any]
+
+
+# -- parameters ------------------------------------------------------------------------------------------------------
+def abstract_params(cfg: ModelConfig) -> Params:
+    """The parameter tree as ShapeDtypeStructs, float32."""
+    tree: Params = {}
+    for (group, name), spec in weight_specs(cfg).items():
+        shape = (cfg.num_hidden_layers, *spec.shape) if spec.per_layer else spec.shape
+        tree.setdefault(group, {})[name] = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return tree
+
+
+def init_params(cfg: ModelConfig, key: Array) -> Params:
+    """Random parameters, float32: truncated-free normals of each weight's `init` scale, ones for norms, zero biases."""
+
+    def initial(spec: WeightSpec, shape: tuple[int, ...], key: Array) -> Array:
+        if spec.ones:
+            return jnp.ones(shape, jnp.float32)
+        return spec.init * jax.random.normal(key, shape, jnp.float32)
+
+    tree = abstract_params(cfg)
+    specs = weight_specs(cfg)
+    return {
+        group: {
+            name: initial(specs[group, name], leaf.shape, jax.random.fold_in(key, list(specs).index((group, name))))
+            for name, leaf in leaves.items()
+        }
+        for group, leaves in tree.items()
+    }
+
+
+def unembedding(params: Params, cfg: ModelConfig) -> Float[Array, "V D"]:
+    """The matrix whose product with the final hidden state gives the logits."""
+    return params["embed" if cfg.tie_word_embeddings else "lm_head"]["weight"]
+
+
+def unstack(params: Params, cfg: ModelConfig) -> Params:
+    """The same parameters, cast to the compute dtype, with "layers" as a list of one dict per layer."""
+    cast = jax.tree.map(lambda w: w.astype(cfg.compute_dtype), params)
+    layers = [{n: w[i] for n, w in cast["layers"].items()} for i in range(cfg.num_hidden_layers)]
+    return {**cast, "layers": layers}
+
+
+# -- one block -------------------------------------------------------------------------------------------------------
+def rms_norm(x: Float[Array, "... D"], weight: Float[Array, "D"], eps: float) -> Float[Array, "... D"]:
+    """x / rms(x) * weight in float32, returned in x's dtype."""
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (x32 * scale * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_angles(cfg: ModelConfig, positions: Int[Array, "..."]) -> tuple[Array, Array]:
+    """cos and sin [..., head_dim / 2] float32 of the rotary embedding (Su et al. 2021; Llama-3 scaling if set)."""
+    half = cfg.head_dim // 2
+    freq = cfg.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if (s := cfg.rope_scaling) is not None:
+        wavelength = 2 * math.pi / freq
+        smooth = (s.original_max_position_embeddings / wavelength - s.low_freq_factor) / (
+            s.high_freq_factor - s.low_freq_factor
+        )
+        smooth = jnp.clip(smooth, 0.0, 1.0)
+        freq = freq * (smooth + (1 - smooth) / s.factor)
+    angles = positions[..., None].astype(jnp.float32) * freq
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Float[Array, "... H D"], cos: Float[Array, "... D2"], sin: Float[Array, "... D2"]) -> Array:
+    """Applies rotary angles, pairing element i with i + D/2 (the Hugging Face layout)."""
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+class Block(nnx.Module):
+    """One decoder block. Attention itself is the caller's: `project`, attend, `finish`."""
+
+    def __init__(self, cfg: ModelConfig):
+        self.cfg = cfg
+        for (group, name), spec in weight_specs(cfg).items():
+            if group == "layers":
+                setattr(self, name, nnx.Param(jnp.zeros(spec.shape, jnp.float32)))
+
+    def _linear(self, x: Array, name: str) -> Array:
+        y = x @ getattr(self, name)[...].astype(x.dtype)
+        bias = getattr(self, f"{name}_bias", None)
+        return y if bias is None else y + bias[...].astype(x.dtype)
+
+    def project(self, x: Float[Array, "... D"], cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+        """Normed input to rotated queries [..., Hq, D], rotated keys and values [..., Hk, D]."""
+        h = rms_norm(x, self.attn_norm[...], self.cfg.rms_norm_eps)
+        q, k, v = (
+            self._linear(h, n).reshape(*x.shape[:-1], -1, self.cfg.head_dim) for n in ("q", "k", "v")
+        )
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def finish(self, x: Float[Array, "... D"], attended: Float[Array, "... Hq H"]) -> Float[Array, "... D"]:
+        """Adds the attention's output and the SwiGLU feed-forward to the residual stream."""
+        x = x + self._linear(attended.reshape(*x.shape[:-1], -1), "o")
+        h = rms_norm(x, self.mlp_norm[...], self.cfg.rms_norm_eps)
+        return x + self._linear(jax.nn.silu(self._linear(h, "gate")) * self._linear(h, "up"), "down")
+
+
+@functools.cache
+def _block_graph(cfg: ModelConfig) -> tuple[Any, Any]:
+    with jax.ensure_compile_time_eval():
+        return nnx.split(nnx.eval_shape(lambda: Block(cfg)))
+
+
+def block(cfg: ModelConfig, layer: dict[str, Array]) -> Block:
+    """The Flax block over one layer's weights (a dict without the layer axis)."""
+    graph, abstract = _block_graph(cfg)
+    state = jax.tree.unflatten(jax.tree.structure(abstract), [layer[n] for n in sorted(layer)])
+    return nnx.merge(graph, state)
+
+
+# -- training forward ------------------------------------------------------------------------------------------------
+def _rematerialised(body: Any, remat: str) -> Any:
+    if remat == "none":
+        return body
+    if remat == "full":
+        return jax.checkpoint(body, prevent_cse=False)
+    if remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(body, policy=policy, prevent_cse=False)
+    raise ValueError(f"remat is {remat!r}; use 'none', 'full' or 'dots'")
+
+
+def forward(
+    params: Params, cfg: ModelConfig, tokens: Int[Array, "B L"], *, remat: str = "none"
+) -> Float[Array, "B L D"]:
+    """Causal forward pass over left-aligned rows; returns the final-normed hidden states in the compute dtype.
+
+    Row b's first tokens are its text; what follows its end is right padding and, attention being causal, cannot
+    change anything before it. `remat` is "none", "full" or "dots" (keeps matrix products).
+    """
+    x = params["embed"]["weight"].astype(cfg.compute_dtype)[tokens]
+    cos, sin = rope_angles(cfg, jnp.arange(tokens.shape[1]))
+
+    def body(x: Array, layer: dict[str, Array]) -> tuple[Array, None]:
+        b = block(cfg, layer)
+        q, k, v = b.project(x, cos, sin)
+        return b.finish(x, jax.nn.dot_product_attention(q, k, v, is_causal=True)), None
+
+    x, _ = jax.lax.scan(_rematerialised(body, remat), x, params["layers"])
+    return rms_norm(x, params["norm"]["weight"], cfg.rms_norm_eps)
+
+
+# -- incremental forward ---------------------------------------------------------------------------------------------
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVLayer:
+    """Rotated keys and values of one layer by slot."""
+
+    k: Float[Array, "B S K H"]
+    v: Float[Array, "B S K H"]
+
+
+Cache = list[KVLayer]
+
+
+def init_cache(cfg: ModelConfig, batch: int, capacity: int) -> Cache:
+    """An empty cache of `capacity` slots per row in the compute dtype."""
+    shape = (batch, capacity, cfg.num_key_value_heads, cfg.head_dim)
+    zeros = jnp.zeros(shape, cfg.compute_dtype)
+    return [KVLayer(zeros, zeros) for _ in range(cfg.num_hidden_layers)]
+
+
+def attend_cache(
+    q: Float[Array, "B C Q H"], layer: KVLayer, last: Int[Array, "B C"], scale: float
+) -> Float[Array, "B C Q H"]:
+    """Attention of each query over the cache slots 0 .. last (inclusive). Softmax in float32."""
+    b, c, heads, dim = q.shape
+    kv = layer.k.shape[2]
+    q = q.reshape(b, c, kv, heads // kv, dim)
+    logits = jnp.einsum("bckgh,bskh->bkgcs", q, layer.k, preferred_element_type=jnp.float32) * scale
+    visible = jnp.arange(layer.k.shape[1]) <= last[:, None, None, :, None]
+    weights = jax.nn.softmax(jnp.where(visible, logits, -jnp.inf), axis=-1)
+    out = jnp.einsum("bkgcs,bskh->bckgh", weights.astype(layer.v.dtype), layer.v)
+    return out.reshape(b, c, heads, dim)
+
+
+def extend(
+    unstacked: Params, cfg: ModelConfig, tokens: Int[Array, "B C"], start: Int[Array, "B"], cache: Cache
+) -> tuple[Float[Array, "B C D"], Cache]:
+    """Appends C tokens to every row, row b's at slots start[b] .. start[b] + C - 1, and returns their hidden states.
+
+    Slots beyond the capacity are dropped. A caller whose row holds fewer than C real tokens passes the true start next
+    time: the surplus slots are overwritten before anything attends to them.
+    """
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    slots = start[:, None] + jnp.arange(tokens.shape[1])
+    cos, sin = rope_angles(cfg, slots)
+    x = unstacked["embed"]["weight"].astype(cfg.compute_dtype)[tokens]
+    new_cache = []
+    for layer, kv in zip(unstacked["layers"], cache, strict=True):
+        b = block(cfg, layer)
+        q, k, v = b.project(x, cos, sin)
+        kv = KVLayer(kv.k.at[rows, slots].set(k, mode="drop"), kv.v.at[rows, slots].set(v, mode="drop"))
+        new_cache.append(kv)
+        x = b.finish(x, attend_cache(q, kv, slots, cfg.head_dim**-0.5))
+    return rms_norm(x, unstacked["norm"]["weight"], cfg.rms_norm_eps), new_cache
