@@ -1,4 +1,4 @@
-"""A word-and-byte tokenizer for policies trained from scratch: few ids, short turns, nothing it cannot encode."""
+"""A word-and-byte tokenizer for policies from scratch: few ids, short turns, nothing it cannot encode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = 1
 PAD = "<|pad|>"
 END = "<|end|>"
 SPECIALS = (PAD, END)
-# Pieces of the agent's protocol: ordinary tokens that stand for their own text, so byte-level parsing sees them.
+# The agent's protocol: ordinary tokens that stand for their own text, so parsing in bytes sees them.
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "||")
 
 _WORD = r" ?[^\W\d_]+"  # letters with at most one space before them
@@ -33,14 +33,14 @@ _PIECE = re.compile(f"(?:{_WORD}|.)", re.DOTALL)
 class SmallTokenizer:
     """Ids: `<|pad|>`, `<|end|>`, the 256 bytes, the tags and the separator, then `pieces`.
 
-    Text is cut into tags, words (a run of letters with the space before it) and single characters. A part that is a
-    known piece is one id; a word whose form without its space is known is the space and that piece; everything
-    else is its UTF-8 bytes. So digits and ASCII symbols are always single, and encoding texts apart equals encoding
-    them joined wherever the border is not inside a word, between a space and a letter, or inside a tag.
+    Text is cut into tags, words (a run of letters with the space before it) and single characters. A part that is
+    a known piece is one id; a word whose form without its space is known is the space and that piece; anything
+    else is its UTF-8 bytes. So digits and ASCII symbols are always single, and encoding texts apart equals
+    encoding them joined where the border is not inside a word, between a space and a letter, or inside a tag.
     """
 
     def __init__(self, pieces: Iterable[str]) -> None:
-        """`pieces`: distinct words (letters, perhaps one space before) or single non-ASCII characters, in id order."""
+        """`pieces`: distinct words (letters, perhaps a space before) or single non-ASCII characters, in id order."""
         self.pieces = tuple(pieces)
         for piece in self.pieces:
             if not isinstance(piece, str) or not _is_piece(piece):
@@ -58,9 +58,9 @@ class SmallTokenizer:
 
     @classmethod
     def build(cls, texts: Iterable[str], extra_words: Iterable[str] = ()) -> SmallTokenizer:
-        """Pieces are the words and non-ASCII characters of `texts`, and `extra_words` as they are (" up" is not "up").
+        """Pieces are the words and the non-ASCII characters of `texts`, and `extra_words`.
 
-        A word seen only after a space is known only in that form. The order of the texts does not matter.
+        A word seen only after a space is known only in that form: " up" is not "up". Order does not matter.
         """
         found = {part for text in texts for part in _SPLIT.findall(text) if _is_piece(part)}
         for word in extra_words:
@@ -98,9 +98,7 @@ class SmallTokenizer:
         known = self._ids
         for part in _SPLIT.findall(text):
             piece = known.get(part)
-            if piece is None:
-                piece = self._spell(part)
-            ids.extend(piece)
+            ids.extend(self._spell(part) if piece is None else piece)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
