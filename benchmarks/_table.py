@@ -31,8 +31,8 @@ def machine() -> str:
         devices[device.device_kind] = devices.get(device.device_kind, 0) + 1
     chips = ", ".join(f"{count} x {kind}" for kind, count in devices.items())
     return (
-        f"{name}, {cores} cores; JAX devices: {chips}; {platform.system()}; Python {platform.python_version()}, "
-        f"jax {jax.__version__}, numpy {np.__version__}"
+        f"{name}, {cores} cores; JAX devices: {chips}; {platform.system()}; "
+        f"Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}"
     )
 
 
@@ -53,7 +53,7 @@ def report(
 ) -> None:
     """Prints a table and, if `record`, appends it to benchmarks/RESULTS.md with date, machine and versions.
 
-    Every row has one value a column; numbers are formatted here. Raises ValueError for a row of another length.
+    Every row has one value a column, numbers unformatted. Raises ValueError for a row of another length.
     """
     for row in rows:
         if len(row) != len(columns):
