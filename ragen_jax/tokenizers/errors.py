@@ -2,4 +2,4 @@
 
 
 class TokenizerError(ValueError):
-    """A tokenizer file is missing, foreign, cut short or incomplete. The message names the file and the remedy."""
+    """A tokenizer file is missing, foreign, cut short or incomplete. The message names file and remedy."""

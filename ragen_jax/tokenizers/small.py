@@ -33,14 +33,15 @@ _PIECE = re.compile(f"(?:{_WORD}|.)", re.DOTALL)
 class SmallTokenizer:
     """Ids: `<|pad|>`, `<|end|>`, the 256 bytes, the tags and the separator, then `pieces`.
 
-    Text is cut into tags, words (a run of letters with the space before it) and single characters. A part that is
-    a known piece is one id; a word whose form without its space is known is the space and that piece; anything
-    else is its UTF-8 bytes. So digits and ASCII symbols are always single, and encoding texts apart equals
-    encoding them joined where the border is not inside a word, between a space and a letter, or inside a tag.
+    Text is cut into tags, words (a run of letters with the space before it) and single characters. A part
+    that is a known piece is one id; a word whose form without its space is known is the space and that piece;
+    anything else is its UTF-8 bytes. So digits and ASCII symbols are always single, and encoding texts apart
+    equals encoding them joined where the border is not inside a word, between a space and a letter, or inside
+    a tag.
     """
 
     def __init__(self, pieces: Iterable[str]) -> None:
-        """`pieces`: distinct words (letters, perhaps a space before) or single non-ASCII characters, in id order."""
+        """`pieces`: distinct words (letters, maybe a space before) or single non-ASCII characters, by id."""
         self.pieces = tuple(pieces)
         for piece in self.pieces:
             if not isinstance(piece, str) or not _is_piece(piece):
@@ -131,7 +132,7 @@ class SmallTokenizer:
             path = path / FILE_NAME
         content = read_json(path, kind=f"a {FORMAT}")
         if content.get("format") != FORMAT:
-            raise TokenizerError(f"{path}: not a {FORMAT}: its \"format\" is {content.get('format')!r}")
+            raise TokenizerError(f'{path}: not a {FORMAT}: its "format" is {content.get("format")!r}')
         if content.get("version") != VERSION:
             raise TokenizerError(f"{path}: version {content.get('version')!r}, this release reads {VERSION}")
         if not isinstance(content.get("pieces"), list):
