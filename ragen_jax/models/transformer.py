@@ -33,7 +33,7 @@ def abstract_params(cfg: ModelConfig) -> Params:
 
 
 def init_params(cfg: ModelConfig, key: Array) -> Params:
-    """Random parameters, float32: truncated-free normals of each weight's `init` scale, ones for norms, zero biases."""
+    """Random parameters, float32: normals of each weight's `init` scale, ones for norms, zero biases."""
 
     def initial(spec: WeightSpec, shape: tuple[int, ...], key: Array) -> Array:
         if spec.ones:
@@ -123,16 +123,14 @@ class Block(nnx.Module):
 
 
 @functools.cache
-def _block_graph(cfg: ModelConfig) -> tuple[Any, Any]:
+def _block_graph(cfg: ModelConfig) -> Any:
     with jax.ensure_compile_time_eval():
-        return nnx.split(nnx.eval_shape(lambda: Block(cfg)))
+        return nnx.graphdef(nnx.eval_shape(lambda: Block(cfg)))
 
 
 def block(cfg: ModelConfig, layer: dict[str, Array]) -> Block:
-    """The Flax block over one layer's weights (a dict without the layer axis)."""
-    graph, abstract = _block_graph(cfg)
-    state = jax.tree.unflatten(jax.tree.structure(abstract), [layer[n] for n in sorted(layer)])
-    return nnx.merge(graph, state)
+    """The Flax block over one layer's weights (a dict by name, without the layer axis)."""
+    return nnx.merge(_block_graph(cfg), layer)
 
 
 # -- training forward ------------------------------------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""The state of training: what is learned, the optimiser's moments, counters. And how an optimiser is described."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jaxtyping import Float, Int
+
+from ragen_jax.models import ModelConfig, Params
+from ragen_jax.models.lora import LoraConfig, init_lora, merge
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with a gradient clip by global norm, one for the policy and one for the critic.
+
+    Learning rates rise linearly over `warmup_steps` optimiser steps and are then constant, or with `schedule`
+    "cosine" fall to 0 at `decay_steps`.
+    """
+
+    lr: float = 1e-6
+    critic_lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "critic_lr", "grad_clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"optim.{name} is {getattr(self, name)}; it must be positive")
+        if self.schedule not in ("constant", "cosine"):
+            raise ValueError(f"optim.schedule is {self.schedule!r}; use 'constant' or 'cosine'")
+        if self.schedule == "cosine" and self.decay_steps <= self.warmup_steps:
+            raise ValueError(
+                f"optim.decay_steps is {self.decay_steps}; with the cosine schedule it must exceed "
+                f"optim.warmup_steps ({self.warmup_steps})"
+            )
+
+    def learning_rate(self, peak: float) -> optax.Schedule:
+        if self.schedule == "cosine":
+            return optax.schedules.warmup_cosine_decay_schedule(0.0, peak, self.warmup_steps, self.decay_steps)
+        if self.warmup_steps:
+            return optax.schedules.linear_schedule(0.0, peak, self.warmup_steps)
+        return optax.schedules.constant_schedule(peak)
+
+
+@functools.cache
+def optimiser(cfg: OptimConfig) -> optax.GradientTransformation:
+    """The transformation for a tree {"policy": .., "critic": ..} (the critic may be absent)."""
+
+    def adamw(peak: float) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(cfg.grad_clip),
+            optax.adamw(cfg.learning_rate(peak), *cfg.betas, weight_decay=cfg.weight_decay),
+        )
+
+    def labels(tree: dict[str, Any]) -> dict[str, Any]:
+        return {part: jax.tree.map(lambda _: part, leaves) for part, leaves in tree.items()}
+
+    return optax.partition({"policy": adamw(cfg.lr), "critic": adamw(cfg.critic_lr)}, labels)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """`trainable` is {"policy": parameters or LoRA adapters, "critic": critic parameters when there is one}."""
+
+    trainable: dict[str, Any]
+    opt_state: Any
+    updates: Int[Array, ""]  # optimiser steps taken
+    skipped: Int[Array, ""]  # optimiser steps left out because a gradient was not finite
+
+
+def init_critic(cfg: ModelConfig, policy: Params) -> Params:
+    """A critic that starts from the policy's trunk, with a scalar head at zero."""
+    trunk = {group: leaves for group, leaves in policy.items() if group != "lm_head"}
+    head = {"weight": jnp.zeros(cfg.hidden_size, jnp.float32), "bias": jnp.zeros((), jnp.float32)}
+    return {**jax.tree.map(jnp.array, trunk), "value": head}
+
+
+def critic_values(critic: Params, hidden: Float[Array, "... D"]) -> Float[Array, "..."]:
+    """Scalar value of each hidden state, float32."""
+    head = critic["value"]
+    return hidden.astype(jnp.float32) @ head["weight"] + head["bias"]
+
+
+def init_state(
+    cfg: ModelConfig, policy: Params, optim: OptimConfig, *, lora: LoraConfig | None, critic: bool, key: Array
+) -> TrainState:
+    """A fresh training state around `policy` (which stays frozen when `lora` is given)."""
+    trainable: dict[str, Any] = {"policy": policy if lora is None else init_lora(cfg, lora, key)}
+    if critic:
+        trainable["critic"] = init_critic(cfg, policy)
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(trainable, optimiser(optim).init(trainable), zero, zero)
+
+
+def policy_params(trainable: dict[str, Any], base: Params | None, lora: LoraConfig | None) -> Params:
+    """The policy's full parameters: themselves, or the frozen base with the adapters merged in."""
+    if lora is None:
+        return trainable["policy"]
+    if base is None:
+        raise ValueError("LoRA needs the frozen base parameters: pass base=")
+    return merge(base, trainable["policy"], lora)
+
+

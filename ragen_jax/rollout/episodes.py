@@ -1,0 +1,282 @@
+"""Multi-turn episodes of a whole batch as one compiled program: decode, parse, step, append, repeat.
+
+The key-value cache survives between turns: a turn's observation is a chunked append, and no id is ever encoded twice.
+Nothing crosses to the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int, UInt8
+
+from envs_jax.core import TimeStep, Tokenizer
+from envs_jax.turn import TurnEnv, TurnParams, TurnState
+from ragen_jax.models import Cache, KVLayer, ModelConfig, Params, extend, init_cache, unembedding, unstack
+from ragen_jax.rollout.sampling import DYNAMICS, SAMPLE, fold, row_keys, sample, stop_table, stopped
+from ragen_jax.rollout.trajectories import GIVEN, SAMPLED, Trajectories
+
+
+@dataclass(frozen=True)
+class RolloutSpec:
+    """Static description of a rollout; one compiled program each."""
+
+    model: ModelConfig
+    env: TurnEnv
+    valid_vocab: int  # ids at or above are padding rows of the embedding and are never sampled
+
+    @property
+    def capacity(self) -> int:
+        """L: slots of the longest dialogue that the environment's fixed buffers allow."""
+        c = self.env.config
+        return self.env.prompt_capacity + c.max_turns * c.max_response_tokens + (c.max_turns - 1) * self.env.obs_capacity
+
+    def __post_init__(self) -> None:
+        if self.capacity > self.model.max_position_embeddings:
+            c = self.env.config
+            raise ValueError(
+                f"an episode may need {self.capacity} tokens (prompt {self.env.prompt_capacity} + {c.max_turns} turns of "
+                f"{c.max_response_tokens} sampled + {self.env.obs_capacity} given), but model.max_position_embeddings is "
+                f"{self.model.max_position_embeddings}; lower env.max_turns or env.max_response_tokens"
+            )
+        if self.valid_vocab > self.model.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {self.valid_vocab} ids but model.vocab_size is {self.model.vocab_size}; "
+                "the model and the tokenizer do not belong together"
+            )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StopTable:
+    """Tables of the tokenizer that decoding needs; traced, so a program holds no copy of them."""
+
+    automaton: UInt8[Array, "V S"]
+    is_eos: Bool[Array, "V"]
+
+
+def make_stop_table(tokenizer: Tokenizer, tag: str = "</answer>") -> StopTable:
+    """Stops on the tokenizer's eos ids and on `tag` wherever it appears in the sampled bytes."""
+    table = stop_table(tokenizer.token_bytes(), tokenizer.eos_ids, tag.encode())
+    is_eos = jnp.zeros(tokenizer.vocab_size, bool).at[jnp.array(tokenizer.eos_ids)].set(True)
+    return StopTable(table, is_eos)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeState:
+    """Invariant: cache slots [0, length) hold the row's text, and `hidden` is the network's output at slot length - 1."""
+
+    cache: Cache
+    hidden: Float[Array, "B D"]
+    length: Int[Array, "B"]
+    response: Int[Array, "B R"]
+    logprob: Float[Array, "B R"]
+    count: Int[Array, "B"]  # tokens sampled in this turn
+    automaton: UInt8[Array, "B"]
+    position: Int[Array, ""]
+
+
+def _decode(
+    params: Params,
+    spec: RolloutSpec,
+    stops: StopTable,
+    keys: Array,
+    temperature: Array,
+    live: Bool[Array, "B"],
+    cache: Cache,
+    hidden: Array,
+    length: Array,
+) -> DecodeState:
+    """Samples one response for every live row; other rows keep their state."""
+    limit = spec.env.config.max_response_tokens
+    batch = length.shape[0]
+    zeros = jnp.zeros((batch, limit), jnp.int32)
+    init = DecodeState(
+        cache, hidden, length, zeros, jnp.zeros((batch, limit), jnp.float32), jnp.zeros(batch, jnp.int32),
+        jnp.zeros(batch, jnp.uint8), jnp.int32(0),
+    )  # fmt: skip
+    head = unembedding(params, spec.model)
+
+    def active(s: DecodeState) -> Array:
+        return live & ~stopped(stops.automaton, s.automaton)
+
+    def body(s: DecodeState) -> DecodeState:
+        on = active(s)
+        logits = jnp.einsum("bd,vd->bv", s.hidden, head, preferred_element_type=jnp.float32)
+        ids, logprob = sample(fold(keys, s.position), logits, temperature, spec.valid_vocab)
+        hidden, cache = extend(params, spec.model, ids[:, None], s.length, s.cache)
+        return DecodeState(
+            cache=cache,
+            hidden=jnp.where(on[:, None], hidden[:, 0], s.hidden),
+            length=s.length + on,
+            response=s.response.at[:, s.position].set(jnp.where(on, ids, 0)),
+            logprob=s.logprob.at[:, s.position].set(jnp.where(on, logprob, 0.0)),
+            count=s.count + on,
+            automaton=jnp.where(on, stops.automaton[ids, s.automaton], s.automaton),
+            position=s.position + 1,
+        )
+
+    return jax.lax.while_loop(lambda s: (s.position < limit) & jnp.any(active(s)), body, init)
+
+
+def _write(target: Array, start: Array, count: Array, values: Array) -> Array:
+    """target[b, start[b] : start[b] + count[b]] = values[b, :count[b]]; what would fall outside is dropped."""
+    offsets = jnp.arange(values.shape[1])
+    slots = jnp.where(offsets < count[:, None], start[:, None] + offsets, target.shape[1])
+    return target.at[jnp.arange(target.shape[0])[:, None], slots].set(values.astype(target.dtype), mode="drop")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Episode:
+    """Carry of the loop over turns."""
+
+    env_state: TurnState
+    live: Array
+    cache: Cache
+    hidden: Array
+    length: Array
+    tokens: Array
+    role: Array
+    turn: Array
+    logprob: Array
+    turns: Array
+    terminated: Array
+    truncated: Array
+    success: Array
+    overflow: Array
+
+
+def _append(
+    params: Params, spec: RolloutSpec, e: _Episode, tokens: Array, count: Array, turn: Array | int
+) -> _Episode:
+    """Appends given tokens (an observation) to every row."""
+    hidden, cache = extend(params, spec.model, tokens, e.length, e.cache)
+    last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    return replace(
+        e,
+        cache=cache,
+        hidden=jnp.where(count[:, None] > 0, last, e.hidden),
+        length=e.length + count,
+        tokens=_write(e.tokens, e.length, count, tokens),
+        role=_write(e.role, e.length, count, jnp.full_like(tokens, GIVEN)),
+        turn=_write(e.turn, e.length, count, jnp.full_like(tokens, turn)),
+    )
+
+
+def rollout(
+    params: Params,
+    spec: RolloutSpec,
+    env_params: TurnParams,
+    stops: StopTable,
+    key: Array,
+    levels: Int[Array, "P"],
+    *,
+    group_size: int,
+    temperature: float | Array = 1.0,
+    group_ids: Int[Array, "P"] | None = None,
+) -> Trajectories:
+    """Plays `group_size` episodes of each level. Pure; wrap it in `jax.jit` with `spec` and `group_size` static.
+
+    `levels` are indices into the environment's pool; the members of a group share the level and the prompt, and differ
+    in every random draw after it. `group_ids` (default 0 .. P - 1) are the groups' addresses for random numbers, so a
+    batch may be split without changing what its members draw. At temperature 0 decoding is greedy.
+    """
+    env, config = spec.env, spec.env.config
+    groups, batch = levels.shape[0], levels.shape[0] * group_size
+    group_ids = jnp.arange(groups) if group_ids is None else group_ids
+    members = jnp.tile(jnp.arange(group_size), groups)
+    keys = row_keys(key, jnp.repeat(group_ids, group_size), members)
+    temperature = jnp.asarray(temperature, jnp.float32)
+    weights = unstack(params, spec.model)
+
+    # The prompt is encoded once a group, and its keys and values are given to every member.
+    def each_member(x: Array) -> Array:
+        return jnp.repeat(x, group_size, axis=0)
+
+    state, first = jax.vmap(env.reset, in_axes=(0, None))(levels, env_params)
+    hidden, cache = extend(
+        weights, spec.model, first.obs_tokens, jnp.zeros(groups, jnp.int32),
+        init_cache(spec.model, groups, env.prompt_capacity),
+    )  # fmt: skip
+    tail = ((0, 0), (0, spec.capacity - env.prompt_capacity), (0, 0), (0, 0))
+    cache = [KVLayer(jnp.pad(each_member(c.k), tail), jnp.pad(each_member(c.v), tail)) for c in cache]
+    hidden = jnp.take_along_axis(hidden, (first.obs_len - 1)[:, None, None], axis=1)[:, 0]
+    blank = jnp.zeros((batch, spec.capacity), jnp.int32)
+    count, prompt = each_member(first.obs_len), each_member(first.obs_tokens)
+    zero = jnp.zeros(batch, jnp.int32)
+    off = jnp.zeros(batch, bool)
+    episode = _Episode(
+        env_state=jax.tree.map(each_member, state), live=~off, cache=cache, hidden=each_member(hidden), length=count,
+        tokens=_write(blank, zero, count, prompt),
+        role=_write(blank.astype(jnp.uint8), zero, count, jnp.full_like(prompt, GIVEN)),
+        turn=blank, logprob=blank.astype(jnp.float32), turns=zero, terminated=off, truncated=off, success=off,
+        overflow=each_member(first.info.obs_overflow),
+    )  # fmt: skip
+
+    def one_turn(e: _Episode, t: Array) -> tuple[_Episode, dict[str, Array]]:
+        turn_keys = fold(keys, t)
+        d = _decode(
+            weights, spec, stops, fold(turn_keys, SAMPLE), temperature, e.live, e.cache, e.hidden, e.length
+        )
+        env_state, step = jax.vmap(env.step, in_axes=(0, 0, 0, 0, None))(
+            fold(turn_keys, DYNAMICS), e.env_state, d.response, d.count, env_params
+        )
+        record = {
+            "prompt_end": e.length,
+            "think_start": e.length,
+            "think_end": e.length + step.info.think_end,
+            "turn_end": d.length - 1,
+            "reward": step.reward,
+            "penalty": step.penalty,
+            "format_ok": step.info.format_ok,
+            "executed": step.info.n_executed,
+            "effective": step.info.n_effective,
+        }
+        record = {n: jnp.where(e.live, v, jnp.zeros_like(v)) for n, v in record.items()}
+        next_live = e.live & ~step.terminated & ~step.truncated
+        sampled = jnp.full_like(d.response, SAMPLED)
+        e = replace(
+            e,
+            env_state=env_state,
+            cache=d.cache,
+            hidden=d.hidden,
+            length=d.length,
+            tokens=_write(e.tokens, e.length, d.count, d.response),
+            role=_write(e.role, e.length, d.count, sampled),
+            turn=_write(e.turn, e.length, d.count, jnp.full_like(d.response, t)),
+            logprob=_write(e.logprob, e.length, d.count, d.logprob),
+            turns=e.turns + e.live,
+            terminated=jnp.where(e.live, step.terminated, e.terminated),
+            truncated=jnp.where(e.live, step.truncated, e.truncated),
+            success=jnp.where(e.live, step.success, e.success),
+            overflow=e.overflow | (e.live & (step.info.text_overflow | step.info.obs_overflow)),
+            live=next_live,
+        )
+        obs, obs_len = _without_sampled_eos(step, d, stops)
+        obs_len = jnp.where(next_live, obs_len, 0)
+        e = jax.lax.cond(
+            jnp.any(next_live), lambda e: _append(weights, spec, e, obs, obs_len, t + 1), lambda e: e, e
+        )
+        return e, record
+
+    episode, records = jax.lax.scan(one_turn, episode, jnp.arange(config.max_turns))
+    records = {n: v.T for n, v in records.items()}
+    return Trajectories(
+        tokens=episode.tokens, length=episode.length, role=episode.role, turn=episode.turn, logprob=episode.logprob,
+        turns=episode.turns, terminated=episode.terminated, truncated=episode.truncated, success=episode.success,
+        overflow=episode.overflow, level=each_member(levels), group_size=group_size, **records,
+    )  # fmt: skip
+
+
+def _without_sampled_eos(step: TimeStep, d: DecodeState, stops: StopTable) -> tuple[Array, Array]:
+    """The observation, less its first id where that id closes the turn and the policy has just sampled it."""
+    last = jnp.take_along_axis(d.response, jnp.maximum(d.count - 1, 0)[:, None], axis=1)[:, 0]
+    first = step.obs_tokens[:, 0]
+    drop = (d.count > 0) & (last == first) & stops.is_eos[last] & (step.obs_len > 0)
+    shifted = jnp.roll(step.obs_tokens, -1, axis=1)
+    return jnp.where(drop[:, None], shifted, step.obs_tokens), step.obs_len - drop

@@ -1,0 +1,325 @@
+"""The configuration tree of a run: dataclasses, read from YAML, overridden by dotted names, checked before any work.
+
+`load_config("configs/quickstart.yaml", ["algorithm.adv_estimator=gae", "env.p=0.8"])`. Unknown keys are errors with a
+suggestion; every value's type is checked; what contradicts is refused with the field's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from envs_jax.errors import ConfigError, suggestion
+from ragen_jax.models.lora import LoraConfig
+from ragen_jax.rl.objective import Objective
+from ragen_jax.rl.state import OptimConfig
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The environment: a registered tag, and any field of its dataclass or of `TurnConfig` (see `ragen-jax envs`)."""
+
+    tag: str = "CoordSokoban"
+    chat: str | None = None  # chatml, llama3 or plain; None: what the tokenizer has the tokens for
+    seed: int = 10_000  # of the training level pool; the evaluation pool has keys of its own
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """A checkpoint (`path`: a GGUF file, a Hugging Face folder, or a name known to `ragen-jax models`), or a size to
+    build from scratch. `tokenizer` is "auto": the checkpoint's, or a small one made from the environment's text."""
+
+    path: str | None = None
+    hidden_size: int = 128
+    num_hidden_layers: int = 3
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    intermediate_size: int = 384
+    rope_theta: float = 10_000.0
+    dtype: str = "float32"
+    lora: LoraConfig | None = None
+
+
+@dataclass(frozen=True)
+class RolloutSection:
+    """Sampling and the filter; names are RAGEN's. See `ragen_jax.estimators.select_groups` for the strategies."""
+
+    env_groups: int = 8
+    group_size: int = 16
+    temperature: float = 1.0
+    rollout_filter_strategy: Literal["top_p", "top_k", "top_k_abs", "min_p"] = "top_p"
+    rollout_filter_value: float = 0.9
+    rollout_filter_type: Literal["largest", "smallest"] = "largest"
+    rollout_filter_include_zero: bool = False
+    rollout_filter_top_p_prob_mode: Literal["linear", "softmax"] = "linear"
+    rollout_filter_selection_eps: float = 0.01
+    rollout_filter_empty_stop_steps: int = 5
+
+    def __post_init__(self) -> None:
+        _at_least("rollout.env_groups", self.env_groups, 1)
+        _at_least("rollout.group_size", self.group_size, 1)
+        if not self.temperature > 0:
+            raise ConfigError("rollout.temperature", self.temperature, "training needs a positive temperature")
+        if self.rollout_filter_value <= 0:
+            raise ConfigError("rollout.rollout_filter_value", self.rollout_filter_value, "it must be positive")
+        if self.rollout_filter_strategy == "top_k_abs" and self.rollout_filter_value > self.env_groups:
+            raise ConfigError(
+                "rollout.rollout_filter_value", self.rollout_filter_value,
+                f"top_k_abs keeps that many groups, but rollout.env_groups is {self.env_groups}",
+            )  # fmt: skip
+        if self.group_size == 1 and self.filters:
+            raise ConfigError(
+                "rollout.group_size", 1,
+                "one member has no reward variance to filter on; raise it, or keep every group with "
+                "rollout.rollout_filter_value=1 and rollout.rollout_filter_include_zero=true",
+            )  # fmt: skip
+
+    @property
+    def filters(self) -> bool:
+        """Whether any group can be left out."""
+        keeps_all = self.rollout_filter_strategy == "top_p" and self.rollout_filter_value >= 1
+        return not (keeps_all and self.rollout_filter_include_zero)
+
+
+@dataclass(frozen=True)
+class WarmStartSection:
+    """Supervised start of a policy on a scripted teacher's demonstrations. `steps` 0 leaves it out."""
+
+    steps: int = 0
+    batch_size: int = 128
+    lr: float = 2e-3
+    skill: float = 0.5  # how often the teacher's move is the best one; its words are always true
+    demonstrations: int = 16_384  # episodes' turns to draw once, and to cycle through
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """The loop. Batch sizes count rows (episodes)."""
+
+    total_training_steps: int = 200
+    mini_batch_size: int = 32
+    micro_batch_size: int = 4
+    ppo_epochs: int = 1
+    length_buckets: int = 4
+    remat: Literal["none", "full", "dots"] = "none"
+    max_skipped_updates: int = 10  # stop after this many optimiser steps with a gradient that is not finite
+
+    def __post_init__(self) -> None:
+        for name in ("total_training_steps", "mini_batch_size", "micro_batch_size", "ppo_epochs", "length_buckets"):
+            _at_least(f"training.{name}", getattr(self, name), 1)
+        if self.mini_batch_size % self.micro_batch_size:
+            raise ConfigError(
+                "training.micro_batch_size", self.micro_batch_size,
+                f"it must divide training.mini_batch_size ({self.mini_batch_size})",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DiagnosisSection:
+    """Collapse metrics: on the first step and every `compute_freq` steps (0: never), before the filter."""
+
+    compute_freq: int = 5
+    num_samples: int = 64
+    first_turn_enabled: bool = True
+    trajectory_enabled: bool = True
+    turn_enabled: bool = False
+    ema_decay: float = 0.9
+    std_eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _at_least("diagnosis.compute_freq", self.compute_freq, 0)
+        _at_least("diagnosis.num_samples", self.num_samples, 2)
+
+
+@dataclass(frozen=True)
+class EvaluationSection:
+    """Success on held-out levels, at the start, every `test_freq` steps (0: only at the ends) and at the end."""
+
+    test_freq: int = 10
+    levels: int = 512
+    batch_size: int = 128  # levels played at once
+    temperature: float = 0.5  # 0: greedy
+
+    def __post_init__(self) -> None:
+        _at_least("evaluation.levels", self.levels, 1)
+        if self.levels % self.batch_size:
+            raise ConfigError(
+                "evaluation.batch_size", self.batch_size, f"it must divide evaluation.levels ({self.levels})"
+            )
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """Where a run lives and what it writes."""
+
+    name: str = "run"
+    dir: str = "runs"
+    seed: int = 0
+    save_freq: int = 50  # steps between checkpoints; one is always written at the end
+    keep_checkpoints: int = 2
+    rollout_freq: int = 10  # steps between samples of training episodes kept as text
+    rollouts_kept: int = 16  # episodes in each sample
+    tensorboard: bool = True
+    wandb: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything about a run."""
+
+    run: RunSection = field(default_factory=RunSection)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelSection = field(default_factory=ModelSection)
+    rollout: RolloutSection = field(default_factory=RolloutSection)
+    algorithm: Objective = field(default_factory=Objective)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    warm_start: WarmStartSection = field(default_factory=WarmStartSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    diagnosis: DiagnosisSection = field(default_factory=DiagnosisSection)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+
+    def __post_init__(self) -> None:
+        rows = self.rollout.env_groups * self.rollout.group_size
+        if rows % self.training.micro_batch_size:
+            raise ConfigError(
+                "training.micro_batch_size", self.training.micro_batch_size,
+                f"it must divide the batch of {rows} episodes (rollout.env_groups x rollout.group_size)",
+            )  # fmt: skip
+        if self.algorithm.adv_estimator == "grpo" and self.rollout.group_size == 1:
+            raise ConfigError("rollout.group_size", 1, "GRPO compares the members of a group; use at least 2")
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if value < low:
+        raise ConfigError(name, value, f"it must be at least {low}")
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Reads a YAML file (or nothing) and applies `a.b=value` overrides, values in YAML syntax.
+
+    Raises ConfigError (a ValueError) naming the key, the value and the remedy.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as e:
+            raise ConfigError("config", str(path), f"cannot be read ({e.strerror}); give a YAML file") from e
+        try:
+            tree = yaml.safe_load(text) or {}
+        except yaml.YAMLError as e:
+            raise ConfigError("config", str(path), f"is not YAML: {' '.join(str(e).split())}") from e
+        if not isinstance(tree, dict):
+            raise ConfigError("config", str(path), "must hold a mapping of sections")
+    for item in overrides:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError("override", item, "write it as section.field=value")
+        _set(tree, name.split("."), yaml.safe_load(value))
+    return config_from_dict(tree)
+
+
+def config_from_dict(tree: Mapping[str, Any]) -> Config:
+    """Builds and checks a configuration from plain data."""
+    return _build(Config, tree, "")
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """Plain data that `config_from_dict` reads back equal."""
+    tree = dataclasses.asdict(config)
+    tree["env"] |= tree["env"].pop("overrides")
+    return typing.cast(dict[str, Any], _plain(tree))
+
+
+def config_to_yaml(config: Config) -> str:
+    return yaml.safe_dump(config_to_dict(config), sort_keys=False)
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {k: _plain(v) for k, v in x.items()}
+    return [_plain(v) for v in x] if isinstance(x, (list, tuple)) else x
+
+
+def _set(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        below = tree.setdefault(part, {})
+        if below is None:
+            below = tree[part] = {}
+        if not isinstance(below, dict):
+            raise ConfigError(".".join(path), value, f"{part} is not a section")
+        tree = below
+    tree[path[-1]] = value
+
+
+def _build(cls: Any, tree: Any, where: str) -> Any:
+    if not isinstance(tree, Mapping):
+        raise ConfigError(where or "config", tree, "must be a section of named fields")
+    hints = get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    values: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{where}.{key}" if where else str(key)
+        if key in known and not (cls is EnvConfig and key == "overrides"):
+            values[key] = _convert(hints[key], value, name)
+        elif cls is EnvConfig:
+            extra[key] = tuple(value) if isinstance(value, list) else value  # checked by envs_jax.make
+        else:
+            raise ConfigError(name, value, f"no such field; {suggestion(str(key), known)}")
+    if extra:
+        values["overrides"] = extra
+    try:
+        return cls(**values)
+    except ConfigError:
+        raise
+    except ValueError as e:
+        raise ConfigError(where or "config", _plain(dict(tree)), str(e)) from e
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        return _convert(next(o for o in options if o is not type(None)), value, name)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise ConfigError(name, value, f"use one of {', '.join(map(str, get_args(hint)))}")
+        return value
+    if origin is tuple:
+        inner = get_args(hint)
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(name, value, "must be a list")
+        if inner[-1] is Ellipsis:
+            return tuple(_convert(inner[0], v, name) for v in value)
+        if len(value) != len(inner):
+            raise ConfigError(name, value, f"must be a list of {len(inner)}")
+        return tuple(_convert(t, v, name) for t, v in zip(inner, value, strict=True))
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value, name)
+    if hint is float:
+        if isinstance(value, str):  # YAML 1.1 reads 1e-6 as text
+            try:
+                return float(value)
+            except ValueError:
+                pass
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(name, value, "must be a number")
+        return float(value)
+    if hint is int and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(name, value, "must be a whole number")
+    if hint in (bool, str, int) and not isinstance(value, hint):
+        kind = {bool: "true or false", str: "text", int: "a whole number"}[hint]
+        raise ConfigError(name, value, f"must be {kind}")
+    return value
