@@ -1,0 +1,128 @@
+"""Environments by tag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import jax
+
+from envs_jax.core import Environment, Tokenizer
+from envs_jax.errors import ConfigError, suggestion
+from envs_jax.games.bandit import TEST_PAIRS, Bandit
+from envs_jax.text.byte_tokenizer import ByteTokenizer
+from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
+from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
+
+SPLITS = ("train", "eval")
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a tag stands for: a class of environments, its field values, and those of the protocol."""
+
+    factory: Callable[..., Environment]
+    env: Mapping[str, Any] = field(default_factory=dict)
+    turn: Mapping[str, Any] = field(default_factory=dict)
+
+
+_REGISTRY: dict[str, EnvSpec] = {}
+
+
+def register(tag: str, spec: EnvSpec | Callable[..., Environment]) -> None:
+    """Adds `tag`. `spec` may be a dataclass of environments by itself. A tag cannot be registered twice."""
+    if tag in _REGISTRY:
+        raise ConfigError("tag", tag, "it is registered already; choose another name")
+    _REGISTRY[tag] = spec if isinstance(spec, EnvSpec) else EnvSpec(spec)
+
+
+def registered() -> tuple[str, ...]:
+    """All tags, sorted."""
+    return tuple(sorted(_REGISTRY))
+
+
+def _spec(tag: str) -> EnvSpec:
+    if tag not in _REGISTRY:
+        raise ConfigError("tag", tag, suggestion(tag, _REGISTRY))
+    return _REGISTRY[tag]
+
+
+def choose_chat(tokenizer: Tokenizer) -> ChatFormat:
+    """ChatML if the tokenizer has its special tokens, else Llama 3 if it has those, else plain."""
+    specials = tokenizer.special_ids()
+    return next(c for c in (CHATML, LLAMA3, PLAIN) if all(s in specials for s in c.required))
+
+
+def _chat(chat: ChatFormat | str | None, tokenizer: Tokenizer) -> ChatFormat:
+    if chat is None:
+        return choose_chat(tokenizer)
+    if isinstance(chat, str):
+        if chat not in CHAT_FORMATS:
+            raise ConfigError("chat", chat, suggestion(chat, CHAT_FORMATS))
+        return CHAT_FORMATS[chat]
+    return chat
+
+
+def make(
+    tag: str,
+    tokenizer: Tokenizer | None = None,
+    *,
+    split: str = "train",
+    seed: int = 0,
+    chat: ChatFormat | str | None = None,
+    prompt_capacity: int | None = None,
+    obs_capacity: int | None = None,
+    **overrides: Any,
+) -> tuple[TurnEnv, TurnParams]:
+    """An environment behind the agent's protocol, and its traced parameters.
+
+    Args:
+        tag: one of `registered()`.
+        tokenizer: whose ids are spoken; None for `ByteTokenizer`.
+        split: "train" or "eval"; their level pools come from different keys.
+        seed: of the level pool.
+        chat: message format or its name; None to choose by the tokenizer's special tokens.
+        prompt_capacity: slots of the first observation; None to measure.
+        obs_capacity: slots of later observations; None to measure.
+        **overrides: fields of the environment's dataclass or of `TurnConfig`.
+
+    Raises:
+        ConfigError: for an unknown tag, split, chat format or override, or a value out of range.
+
+    Two calls with equal arguments give equal environments of equal hash, so compiled functions are reused.
+    """
+    spec = _spec(tag)
+    if split not in SPLITS:
+        raise ConfigError("split", split, f"use one of {', '.join(SPLITS)}")
+    env_fields = {f.name for f in fields(spec.factory)}  # type: ignore[arg-type]
+    turn_fields = {f.name for f in fields(TurnConfig)}
+    env_values, turn_values = dict(spec.env), dict(spec.turn)
+    for name, value in overrides.items():
+        if name in env_fields:
+            env_values[name] = value
+        elif name in turn_fields:
+            turn_values[name] = value
+        else:
+            raise ConfigError(name, value, f"no such field; {suggestion(name, env_fields | turn_fields)}")
+    if tokenizer is None:
+        tokenizer = ByteTokenizer()
+    key = jax.random.fold_in(jax.random.key(seed), SPLITS.index(split))
+    return build(
+        tag,
+        spec.factory(**env_values),
+        TurnConfig(**turn_values),
+        _chat(chat, tokenizer),
+        tokenizer,
+        key,
+        prompt_capacity=prompt_capacity,
+        obs_capacity=obs_capacity,
+    )
+
+
+# Values of the published tags. The Coord tags quote a length of 120.
+register("Bandit", EnvSpec(Bandit, turn={"max_actions_per_traj": 1}))
+register(
+    "BanditTest",
+    EnvSpec(Bandit, {"names": "test", "num_levels": 2 * len(TEST_PAIRS)}, turn={"max_actions_per_traj": 1}),
+)
