@@ -27,7 +27,7 @@ _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # tokenizer.ggml.token_type
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that byte-level BPE writes for each byte: printable Latin-1 itself, others from 256 on."""
+    """The character that byte-level BPE writes for a byte: printable Latin-1 itself, others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -93,7 +93,7 @@ class BPETokenizer:
         return cls(backend, eos_ids=eos_ids, pad_id=pad_id)
 
     @classmethod
-    def from_gguf(cls, path: str | Path, *, eos: Sequence[str] | None = None) -> BPETokenizer:
+    def from_gguf(cls, path: str | Path | GGUFFile, *, eos: Sequence[str] | None = None) -> BPETokenizer:
         """Builds it from the vocabulary and merges inside a GGUF file (kinds smollm, qwen2, llama-bpe)."""
         file = path if isinstance(path, GGUFFile) else GGUFFile(path)
         backend = _backend_from_gguf(file)
