@@ -11,6 +11,7 @@ import jax
 from envs_jax.core import Environment, Tokenizer
 from envs_jax.errors import ConfigError, suggestion
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
+from envs_jax.games.frozen_lake import FrozenLake
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -125,4 +126,9 @@ register("Bandit", EnvSpec(Bandit, turn={"max_actions_per_traj": 1}))
 register(
     "BanditTest",
     EnvSpec(Bandit, {"names": "test", "num_levels": 2 * len(TEST_PAIRS)}, turn={"max_actions_per_traj": 1}),
+)
+register("FrozenLake", EnvSpec(FrozenLake, {"success_rate": 0.8}))
+register(
+    "CoordFrozenLake",
+    EnvSpec(FrozenLake, {"success_rate": 0.8, "observation_format": "grid_coord"}, {"length_hint": 120}),
 )

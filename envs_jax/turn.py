@@ -1,4 +1,4 @@
-"""The agent's protocol: sampled tokens in, parsed actions, transitions, tokens of the next observation out."""
+"""The agent's protocol: sampled tokens in, actions, transitions, tokens of the next observation out."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class TurnState:
 
 @dataclass(frozen=True)
 class Layout:
-    """Phrases of the protocol and where they lie in the phrase table; the environment's follow from `count` on."""
+    """Phrases of the protocol and their places in the phrase table; the environment's follow from `count`."""
 
     phrases: tuple[str, ...]
     later: int  # what precedes the reward (full) or the state (brief) of every turn but the first
@@ -136,8 +136,9 @@ def _instruction(env: Environment, config: TurnConfig) -> str:
     if env.action_names:
         text += (
             f"\nAvailable actions: {', '.join(env.action_names)}.\n"
-            f"At most {config.max_actions_per_turn} actions count in one answer and {config.max_actions_per_traj} "
-            f'in the whole episode; put "{config.action_sep}" between two actions.'
+            f"At most {config.max_actions_per_turn} actions count in one answer and "
+            f"{config.max_actions_per_traj} in the whole episode; "
+            f'put "{config.action_sep}" between two actions.'
         )
     return text
 
@@ -146,13 +147,14 @@ def _instruction(env: Environment, config: TurnConfig) -> str:
 def layout(env: Environment, config: TurnConfig, chat: ChatFormat) -> Layout:
     """The protocol's phrases.
 
-    Every border between phrases is a border of pre-tokenisation: no phrase ends in a space or in two newlines, and
-    none that follows a newline begins with whitespace.
+    Every border between phrases is a border of pre-tokenisation: no phrase ends in a space or in two
+    newlines, and none that follows a newline begins with whitespace.
     """
     later = chat.assistant_close + chat.user_open
     answer_open = chat.assistant_open + config.opening
     if config.style == "brief":
-        # The state ends with a newline; where the chat format closes the message with one, that is the same newline.
+        # The state ends with a newline; where the chat format closes the message with one, that is the same
+        # newline.
         tail = chat.user_close.removeprefix("\n") + answer_open
         phrases = [chat.begin + chat.user_open, later, tail]
         return Layout(
@@ -222,8 +224,8 @@ def _select(flag: Bool[Array, ""], new: State, old: State) -> State:
 class TurnEnv:
     """An environment behind the agent's protocol. Static and hashable; equal arguments give equal objects.
 
-    Call `reset` and `step` under `jax.vmap` for a batch. To compile once for equal objects, make the object a static
-    argument: `jax.jit(TurnEnv.step, static_argnums=0)`.
+    Call `reset` and `step` under `jax.vmap` for a batch. To compile once for equal objects, make the object
+    a static argument: `jax.jit(TurnEnv.step, static_argnums=0)`.
 
     Attributes:
         tag: name in the registry.
@@ -258,7 +260,7 @@ class TurnEnv:
         """N, bytes that the parser looks at."""
         return self.config.response_bytes or BYTES_PER_TOKEN * self.config.max_response_tokens
 
-    # -- pure functions ----------------------------------------------------------------------------------------------
+    # -- pure functions --------------------------------------------------------------------------------
     def draw_level(self, key: Array) -> Int[Array, ""]:
         """A level index, uniform over the pool."""
         return jax.random.randint(key, (), 0, self.num_levels, dtype=jnp.int32)
@@ -298,16 +300,16 @@ class TurnEnv:
         self,
         key: Array,
         state: TurnState,
-        tokens: Int[Array, "T"],
+        tokens: Int[Array, " T"],
         length: Int[Array, ""],
         params: TurnParams,
     ) -> tuple[TurnState, TimeStep]:
         """Plays one response.
 
-        Names that the environment does not know are left out and the others run in order, at most `actions_left`, up
-        to the end of the episode; action k of the answer draws from `fold_in(key, k)`. The episode is terminated when
-        the environment says so, and truncated when the actions or the turns are used up before. A finished episode
-        stays as it is: no reward, no penalty, no observation.
+        Names that the environment does not know are left out and the others run in order, at most
+        `actions_left`, up to the end of the episode; action k of the answer draws from `fold_in(key, k)`.
+        The episode is terminated when the environment says so, and truncated when the actions or the turns
+        are used up before. A finished episode stays as it is: no reward, no penalty, no observation.
 
         Args:
             key: of this turn's dynamics.
@@ -373,7 +375,7 @@ class TurnEnv:
         return after, step
 
     def parse_response(
-        self, tokens: Int[Array, "T"], length: Int[Array, ""], params: TurnParams
+        self, tokens: Int[Array, " T"], length: Int[Array, ""], params: TurnParams
     ) -> ParsedResponse:
         """Reads a response: its think span in tokens and the first K actions of its answer."""
         config = self.config
@@ -407,7 +409,7 @@ class TurnEnv:
         )
 
     def _run(
-        self, key: Array, state: State, actions: State, may_run: Bool[Array, "K"], params: TurnParams
+        self, key: Array, state: State, actions: State, may_run: Bool[Array, " K"], params: TurnParams
     ) -> _Ran:
         """Runs the marked actions in order until the environment ends the episode."""
 
@@ -436,8 +438,8 @@ class TurnEnv:
         index = jnp.arange(may_run.shape[0], dtype=jnp.int32)
         return jax.lax.scan(body, start, (index, actions, may_run))[0]
 
-    # -- observations as fragments -----------------------------------------------------------------------------------
-    def first_fragments(self, state: TurnState, params: TurnParams) -> Int[Array, "F"]:
+    # -- observations as fragments ---------------------------------------------------------------------
+    def first_fragments(self, state: TurnState, params: TurnParams) -> Int[Array, " F"]:
         """Fragments of the first observation: everything up to and with the opening tag."""
         at = self.layout
         tail = at.tail if self.config.style == "brief" else at.tail + state.actions_left
@@ -445,11 +447,11 @@ class TurnEnv:
 
     def later_fragments(
         self, state: TurnState, reward: Float[Array, ""], warn: Bool[Array, ""], params: TurnParams
-    ) -> tuple[Int[Array, "F"], Bool[Array, ""]]:
+    ) -> tuple[Int[Array, " F"], Bool[Array, ""]]:
         """Fragments of an observation after a turn, and whether the shown reward is not the real one.
 
-        The reward is shown to one decimal, between the bounds that the environment declares; another value is shown
-        as the nearest.
+        The reward is shown to one decimal, between the bounds that the environment declares; another value
+        is shown as the nearest.
         """
         at = self.layout
         shown = self._state_fragments(state, params)
@@ -463,11 +465,11 @@ class TurnEnv:
         number = at.reward + nearest.astype(jnp.int32)
         return _fragments(at.later, number, header, shown, warning, at.tail + state.actions_left), off
 
-    def _state_fragments(self, state: TurnState, params: TurnParams) -> Int[Array, "F"]:
+    def _state_fragments(self, state: TurnState, params: TurnParams) -> Int[Array, " F"]:
         ids = self.env.observe(state.env, params.env)
         return jnp.where(ids >= 0, ids + self.layout.count, -1)
 
-    # -- text for people, on the host --------------------------------------------------------------------------------
+    # -- text for people, on the host ------------------------------------------------------------------
     def phrases(self) -> tuple[str, ...]:
         """Every phrase, in the order of the phrase table."""
         return _all_phrases(self.env, self.config, self.chat)
@@ -505,10 +507,10 @@ class _Ran:
     success: Bool[Array, ""]
     executed: Int[Array, ""]
     effective: Int[Array, ""]
-    metrics: Float[Array, "M"]
+    metrics: Float[Array, " M"]
 
 
-def _fragments(*parts: int | Array) -> Int[Array, "F"]:
+def _fragments(*parts: int | Array) -> Int[Array, " F"]:
     return jnp.concatenate([jnp.atleast_1d(jnp.asarray(p, jnp.int32)) for p in parts])
 
 
@@ -529,12 +531,12 @@ def _host_vocab(vocab: VocabTable) -> tuple[bytes, list[int], list[int]]:
     return _HOST_VOCAB[key][1]
 
 
-# -- construction ----------------------------------------------------------------------------------------------------
+# -- construction --------------------------------------------------------------------------------------
 @functools.partial(jax.jit, static_argnums=0)
 def _observation_sizes(
-    env: TurnEnv, levels: Int[Array, "n"], params: TurnParams
+    env: TurnEnv, levels: Int[Array, " n"], params: TurnParams
 ) -> tuple[Array, Array, Array]:
-    """Tokens of the state and of the first observation of each level, and the fragments of the first level's state."""
+    """Tokens of each level's state and of its first observation; fragments of the first level's state."""
 
     def size(level: Array) -> tuple[Array, Array]:
         state = env.reset(level, params)[0]
@@ -563,8 +565,8 @@ def build(
 ) -> tuple[TurnEnv, TurnParams]:
     """A `TurnEnv` and its parameters.
 
-    Observation buffers that are not given hold the longest observation of the first levels of the pool and a margin
-    of a quarter of the state's length (at least 16 tokens) for states met later.
+    Observation buffers that are not given hold the longest observation of the first levels of the pool and
+    a margin of a quarter of the state's length (at least 16 tokens) for states met later.
     """
     specials = tokenizer.special_ids()
     missing = [s for s in chat.required if s not in specials]

@@ -59,7 +59,7 @@ class BanditParams:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BanditState:
-    """Pair of names, whether the risky arm is named first, the arm pulled (-1 none, 0 safe, 1 risky), its points."""
+    """Pair of names, whether the risky one is named first, arm pulled (-1 none, 0 safe, 1 risky), points."""
 
     pair: Int[Array, ""]
     swapped: Bool[Array, ""]
@@ -69,11 +69,13 @@ class BanditState:
 
 @dataclass(frozen=True)
 class Bandit(Environment):
-    """The safe arm pays `lo_arm_score`; the risky one `hi_arm_hiscore` with its probability, else `hi_arm_loscore`.
+    """The safe arm pays `lo_arm_score`; the risky one `hi_arm_hiscore` with its probability, else
+    `hi_arm_loscore`.
 
-    Level i is pair (i // 2) mod P, with the risky arm named first where i is odd, so members of a group read the same
-    prompt; the risky arm's draw comes from the transition key. Success is the choice of the risky arm. An action is
-    the arm's name (action: i32, 0 safe, 1 risky). `names` chooses the "train" or the "test" table.
+    Level i is pair (i // 2) mod P, with the risky arm named first where i is odd, so members of a group
+    read the same prompt; the risky arm's draw comes from the transition key. Success is the choice of the
+    risky arm. An action is the arm's name (action: i32, 0 safe, 1 risky). `names` chooses the "train" or
+    the "test" table.
     """
 
     num_levels: int = 2 * len(TRAIN_PAIRS)
@@ -106,8 +108,9 @@ class Bandit(Environment):
 
     def instruction(self) -> str:
         return (
-            "You face two arms, each named after a trade. Each arm pays points with its own distribution, which its "
-            "name hints at. Judge from what the names stand for which arm pays more on average, and choose it. "
+            "You face two arms, each named after a trade. Each arm pays points with its own "
+            "distribution, which its name hints at. Judge from what the names stand for which arm pays "
+            "more on average, and choose it. "
             "Your answer is the name of one arm."
         )
 
@@ -152,7 +155,7 @@ class Bandit(Environment):
             points=jnp.zeros((), jnp.float32),
         )
 
-    def observe(self, state: BanditState, params: BanditParams) -> Int[Array, "5"]:
+    def observe(self, state: BanditState, params: BanditParams) -> Int[Array, " 5"]:
         """Before the pull "The arms are A and B.", after it "A paid 1 points."."""
         arms, paid = 3, 3 + 2 * len(self.pairs)
         points, (low, high) = paid + 2 * len(self.pairs), self._point_bounds

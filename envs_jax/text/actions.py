@@ -22,7 +22,7 @@ class NameTable:
     """Lower-case names as bytes: name i is `data[i, :length[i]]`, zeros beyond."""
 
     data: UInt8[Array, "n A"]
-    length: Int[Array, "n"]
+    length: Int[Array, " n"]
 
     @staticmethod
     def build(names: Sequence[str], width: int) -> NameTable:
@@ -55,8 +55,8 @@ def check_separator(separator: str) -> None:
 
 
 def _separators(
-    data: UInt8[Array, "N"], inside: Bool[Array, "N"], stop: Int[Array, ""], sep: bytes
-) -> Bool[Array, "N"]:
+    data: UInt8[Array, " N"], inside: Bool[Array, " N"], stop: Int[Array, ""], sep: bytes
+) -> Bool[Array, " N"]:
     """Where `str.split` would cut: the first byte of each separator inside the region."""
     slots = jnp.arange(data.shape[0], dtype=jnp.int32)
     found = inside & occurrences(data, sep) & (slots + len(sep) <= stop)
@@ -67,7 +67,7 @@ def _separators(
 
 
 def split_actions(
-    data: UInt8[Array, "N"],
+    data: UInt8[Array, " N"],
     start: Int[Array, ""],
     stop: Int[Array, ""],
     *,
@@ -75,7 +75,8 @@ def split_actions(
     max_actions: int,
     width: int,
 ) -> tuple[Span, Int[Array, ""]]:
-    """The first K non-empty pieces of `data[start:stop]`, as `str.split(separator)` and `str.strip()` give them.
+    """The first K non-empty pieces of `data[start:stop]`, as `str.split(separator)` and `str.strip()` give
+    them.
 
     Args:
         data: bytes of the response.
@@ -85,8 +86,8 @@ def split_actions(
         width: A, bytes kept of each piece.
 
     Returns:
-        Spans with leading axis K (ASCII letters lower-cased, zeros beyond the length; length 0 for missing pieces),
-        and how many pieces there are, at most K. Whitespace is ASCII.
+        Spans with leading axis K (ASCII letters lower-cased, zeros beyond the length; length 0 for missing
+        pieces), and how many pieces there are, at most K. Whitespace is ASCII.
     """
     n = data.shape[0]
     slots = jnp.arange(n, dtype=jnp.int32)
@@ -118,7 +119,7 @@ def split_actions(
     return Span(pieces, length_), jnp.sum(length_ > 0, dtype=jnp.int32)
 
 
-def lower(data: UInt8[Array, "..."]) -> UInt8[Array, "..."]:
+def lower(data: UInt8[Array, " ..."]) -> UInt8[Array, " ..."]:
     """ASCII letters in lower case, other bytes as they are."""
     return jnp.where((data >= 65) & (data <= 90), data + 32, data).astype(jnp.uint8)
 

@@ -19,9 +19,9 @@ from envs_jax.text.phrases import spread
 class VocabTable:
     """Bytes of V tokens, end to end: token v is `pool[starts[v] : starts[v] + lengths[v]]`."""
 
-    pool: UInt8[Array, "P"]
-    starts: Int[Array, "V"]
-    lengths: Int[Array, "V"]
+    pool: UInt8[Array, " P"]
+    starts: Int[Array, " V"]
+    lengths: Int[Array, " V"]
 
     @staticmethod
     def build(tokenizer: Tokenizer) -> VocabTable:
@@ -46,18 +46,20 @@ class ByteText:
     number of bytes up to and with token t. `overflow` tells that the tokens had more than N bytes.
     """
 
-    data: UInt8[Array, "N"]
+    data: UInt8[Array, " N"]
     length: Int[Array, ""]
-    owner: Int[Array, "N"]
-    ends: Int[Array, "T"]
+    owner: Int[Array, " N"]
+    ends: Int[Array, " T"]
     overflow: Bool[Array, ""]
 
 
-def detokenise(table: VocabTable, tokens: Int[Array, "T"], length: Int[Array, ""], capacity: int) -> ByteText:
+def detokenise(
+    table: VocabTable, tokens: Int[Array, " T"], length: Int[Array, ""], capacity: int
+) -> ByteText:
     """Bytes of `tokens[:length]`, the first `capacity` (N) of them.
 
-    Ids outside 0 .. V - 1 have no bytes. A character may be split over tokens, so the bytes of a single token need
-    not be valid UTF-8. O(T + N).
+    Ids outside 0 .. V - 1 have no bytes. A character may be split over tokens, so the bytes of a single
+    token need not be valid UTF-8. O(T + N).
     """
     n_tokens = tokens.shape[0]
     known = (

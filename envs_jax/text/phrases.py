@@ -19,9 +19,9 @@ from envs_jax.core import Tokenizer
 class PhraseTable:
     """Tokens of F phrases, end to end: phrase f is `pool[starts[f] : starts[f] + lengths[f]]`."""
 
-    pool: Int[Array, "P"]
-    starts: Int[Array, "F"]
-    lengths: Int[Array, "F"]
+    pool: Int[Array, " P"]
+    starts: Int[Array, " F"]
+    lengths: Int[Array, " F"]
 
     @staticmethod
     def build(phrases: Sequence[str], tokenizer: Tokenizer) -> PhraseTable:
@@ -34,8 +34,8 @@ class PhraseTable:
 
 
 def spread(
-    sources: Int[Array, "F"], lengths: Int[Array, "F"], capacity: int
-) -> tuple[Int[Array, "L"], Int[Array, "F"]]:
+    sources: Int[Array, " F"], lengths: Int[Array, " F"], capacity: int
+) -> tuple[Int[Array, " L"], Int[Array, " F"]]:
     """Where each slot of a ragged concatenation comes from.
 
     Run f occupies `lengths[f]` slots and is read from `sources[f]` on. Returns the index to read for each of
@@ -51,14 +51,14 @@ def spread(
     return jnp.arange(capacity, dtype=jnp.int32) + jnp.cumsum(steps, dtype=jnp.int32), ends
 
 
-def phrase_lengths(table: PhraseTable, fragments: Int[Array, "F"]) -> Int[Array, "F"]:
+def phrase_lengths(table: PhraseTable, fragments: Int[Array, " F"]) -> Int[Array, " F"]:
     """Tokens of each fragment, 0 for padding (ids below zero)."""
     return jnp.where(fragments >= 0, table.lengths[jnp.maximum(fragments, 0)], 0)
 
 
 def join(
-    table: PhraseTable, fragments: Int[Array, "F"], capacity: int
-) -> tuple[Int[Array, "L"], Int[Array, ""], Bool[Array, ""]]:
+    table: PhraseTable, fragments: Int[Array, " F"], capacity: int
+) -> tuple[Int[Array, " L"], Int[Array, ""], Bool[Array, ""]]:
     """Tokens of the fragments one after another.
 
     Args:
@@ -67,8 +67,8 @@ def join(
         capacity: L, slots of the result.
 
     Returns:
-        Tokens i32[L] (0 beyond the length), length i32, and whether the fragments needed more than L slots; in
-        that case the result holds the longest run of whole fragments from the start that fits.
+        Tokens i32[L] (0 beyond the length), length i32, and whether the fragments needed more than L slots;
+        in that case the result holds the longest run of whole fragments from the start that fits.
     """
     lengths = phrase_lengths(table, fragments)
     sources = table.starts[jnp.maximum(fragments, 0)]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int, UInt8
 BLOCK = 16
 
 
-def running_max(x: Int[Array, "N"]) -> Int[Array, "N"]:
+def running_max(x: Int[Array, " N"]) -> Int[Array, " N"]:
     """Running maximum. Values must be >= -1.
 
     Doubling inside blocks of 16, then over the blocks' last entries: on CPU several times faster than
@@ -27,7 +27,7 @@ def running_max(x: Int[Array, "N"]) -> Int[Array, "N"]:
     return jnp.maximum(padded, before[:, None]).reshape(-1)[:n]
 
 
-def occurrences(data: UInt8[Array, "N"], pattern: bytes) -> Bool[Array, "N"]:
+def occurrences(data: UInt8[Array, " N"], pattern: bytes) -> Bool[Array, " N"]:
     """Whether `pattern` starts at each position."""
     n = data.shape[0]
     padded = jnp.pad(data, (0, len(pattern)))
@@ -37,17 +37,17 @@ def occurrences(data: UInt8[Array, "N"], pattern: bytes) -> Bool[Array, "N"]:
     return found
 
 
-def is_space(data: UInt8[Array, "N"]) -> Bool[Array, "N"]:
+def is_space(data: UInt8[Array, " N"]) -> Bool[Array, " N"]:
     """ASCII whitespace of Python's `str`: tab to carriage return, the four separators 28..31, and space."""
     return ((data >= 9) & (data <= 13)) | ((data >= 28) & (data <= 32))
 
 
-def first_true(flags: Bool[Array, "N"]) -> Int[Array, ""]:
+def first_true(flags: Bool[Array, " N"]) -> Int[Array, ""]:
     """First position where `flags` holds, N if there is none."""
     n = flags.shape[0]
     return jnp.min(jnp.where(flags, jnp.arange(n, dtype=jnp.int32), n))
 
 
-def last_true(flags: Bool[Array, "N"]) -> Int[Array, ""]:
+def last_true(flags: Bool[Array, " N"]) -> Int[Array, ""]:
     """Last position where `flags` holds, -1 if there is none."""
     return jnp.max(jnp.where(flags, jnp.arange(flags.shape[0], dtype=jnp.int32), -1))

@@ -18,10 +18,11 @@ ANSWER_OPEN, ANSWER_CLOSE = b"<answer>", b"</answer>"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TagSpans:
-    """Byte positions in a response: the think span is [0, think_stop), the answer [answer_start, answer_stop).
+    """Byte positions in a response: the think span is [0, think_stop), the answer [answer_start,
+    answer_stop).
 
-    `format_ok`: the whole form was found; without it the answer span is empty. `think_closed`: the think span is
-    closed, whatever follows it; without it `think_stop` is 0.
+    `format_ok`: the whole form was found; without it the answer span is empty. `think_closed`: the think
+    span is closed, whatever follows it; without it `think_stop` is 0.
     """
 
     format_ok: Bool[Array, ""]
@@ -31,18 +32,19 @@ class TagSpans:
     answer_stop: Int[Array, ""]
 
 
-def find_tags(data: UInt8[Array, "N"], length: Int[Array, ""], *, think: bool) -> TagSpans:
+def find_tags(data: UInt8[Array, " N"], length: Int[Array, ""], *, think: bool) -> TagSpans:
     r"""First match of the response form, as Python's `re` finds it with DOTALL.
 
-    With `think`, the form is `<think>(.*?)</think>\s*<answer>(.*?)</answer>` and `data` begins after the opening
-    `<think>`, which the prompt has supplied; otherwise it is `<answer>(.*?)</answer>` and `data` begins after the
-    opening `<answer>`. Since the opening tag stands at position 0, the match can only start there: the first closing
-    tag that is followed by an opening answer tag decides, and if no closing answer tag comes after it, none comes
-    after a later one. `\s` is ASCII whitespace. Where the whole form is missing, the think span ends at the first
-    closing tag.
+    With `think`, the form is `<think>(.*?)</think>\s*<answer>(.*?)</answer>` and `data` begins after the
+    opening `<think>`, which the prompt has supplied; otherwise it is `<answer>(.*?)</answer>` and `data`
+    begins after the opening `<answer>`. Since the opening tag stands at position 0, the match can only
+    start there: the first closing tag that is followed by an opening answer tag decides, and if no closing
+    answer tag comes after it, none comes after a later one. `\s` is ASCII whitespace. Where the whole form
+    is missing, the think span ends at the first closing tag.
 
     Args:
-        data: bytes of the response, zeros from `length` on. Zero bytes match no tag, so only the data are needed.
+        data: bytes of the response, zeros from `length` on. Zero bytes match no tag, so only the data are
+        needed.
         length: number of bytes.
         think: whether a think span comes first.
     """
