@@ -1,8 +1,9 @@
 """Log-probability and entropy of given tokens, over a vocabulary that is never held whole.
 
-The logits l of N rows over V ids are made one block at a time, rows by vocabulary, in the forward and in the
-backward pass. Across vocabulary blocks the forward keeps, for each row, the running maximum m,
-s = sum exp(l - m) and u = sum exp(l - m) (l - m); then log Z = m + log s and the entropy is log s - u / s.
+The logits of N rows over V ids are made one block at a time, rows by vocabulary, in the forward and in the
+backward pass. Across vocabulary blocks the forward keeps, for each row, log Z (the log of the softmax's
+denominator) and the entropy H of the ids so far. Two sets of ids a and b join as log Z = log(Z_a + Z_b) and
+H = w (H_a - log w) + (1 - w) (H_b - log(1 - w)), where w = Z_a / Z.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jaxtyping import Float, Int
 BLOCK_BYTES = 64 * 2**20
 """Default size of one float32 block of logits."""
 
-_Carry = tuple[Array, Array, Array, Array]
+_Rows = tuple[Array, Array, Array]  # one number a row, each
 
 _NEGATIVE = -1e30  # stands for -inf where a product with zero must stay finite
 
@@ -160,11 +161,10 @@ def _start(blocks: _Blocks, v: int, block: Any) -> tuple[Any, Any]:
     return jnp.minimum(fresh, v - blocks.vocab), fresh
 
 
-def _logits(blocks: _Blocks, hidden: Array, weight: Array, scale: Array, start: Any, fresh: Any) -> Array:
-    """Scaled logits [rows, vocab] of one block, ids that do not count masked."""
-    logits = scale * jnp.einsum("nd,vd->nv", hidden, weight, preferred_element_type=jnp.float32)
-    whole = blocks.vocab_blocks == 1 or (isinstance(fresh, int) and fresh == start)
-    if whole and blocks.valid >= blocks.vocab * blocks.vocab_blocks:
+def _logits(blocks: _Blocks, hidden: Array, weight: Array, start: Any, fresh: Any) -> Array:
+    """Logits [rows, vocab] of one block before the temperature, ids that do not count masked."""
+    logits = jnp.einsum("nd,vd->nv", hidden, weight, preferred_element_type=jnp.float32)
+    if blocks.valid >= blocks.vocab * blocks.vocab_blocks:  # every block whole, nothing to mask
         return logits
     ids = start + jax.lax.broadcasted_iota(jnp.int32, (1, blocks.vocab), 1)
     return jnp.where((ids >= fresh) & (ids < blocks.valid), logits, _NEGATIVE)
@@ -178,47 +178,45 @@ def _picked(blocks: _Blocks, logits: Array, targets: Array, start: Any, fresh: A
     return jnp.where(here, value, -jnp.inf)
 
 
-def _reduce(logits: Array) -> tuple[Array, Array, Array]:
-    """m, s and u of one block (see the module's docstring)."""
-    m = jnp.max(logits, axis=1)
-    shifted = logits - m[:, None]
-    e = jnp.exp(shifted)
-    return m, jnp.sum(e, axis=1), jnp.sum(e * shifted, axis=1)
+def _statistics(logits: Array, scale: Array) -> tuple[Array, Array]:
+    """log Z and entropy of one block's scaled logits."""
+    top = jnp.max(logits, axis=1)
+    shifted = (logits - top[:, None]) * scale
+    log_sum = jnp.log(jnp.sum(jnp.exp(shifted), axis=1))
+    logp = shifted - log_sum[:, None]  # exp is taken again: cheaper than keeping it for two sums
+    entropy = -jnp.sum(jnp.exp(logp) * logp, axis=1)
+    return top * scale + log_sum, jnp.maximum(entropy, 0.0)
 
 
-def _finish(m: Array, s: Array, u: Array, picked: Array) -> tuple[Array, Array, Array]:
-    log_z = m + jnp.log(s)
-    return picked - log_z, jnp.maximum(jnp.log(s) - u / s, 0.0), log_z
+def _join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """log Z and entropy of two sets of ids together."""
+    log_z = jnp.logaddexp(a[0], b[0])
+    parts = (jnp.exp(part - log_z) * (entropy - (part - log_z)) for part, entropy in (a, b))
+    return log_z, sum(parts, jnp.zeros_like(log_z))
 
 
-def _forward_rows(blocks: _Blocks, hidden: Array, unembedding: Array, targets: Array, scale: Array) -> Any:
-    """(logprob, entropy, log Z) of one block of rows, over all vocabulary blocks."""
+def _forward_rows(blocks: _Blocks, hidden: Array, unembedding: Array, targets: Array, scale: Array) -> _Rows:
+    """Logprob, entropy and log Z of one block of rows, over all vocabulary blocks."""
     v = unembedding.shape[0]
-    if blocks.vocab_blocks == 1:
-        logits = _logits(blocks, hidden, unembedding, scale, 0, 0)
-        return _finish(*_reduce(logits), _picked(blocks, logits, targets, 0, 0))
 
-    def step(block: Any, carry: _Carry) -> _Carry:
-        m, s, u, picked = carry
-        start, fresh = _start(blocks, v, block)
+    def one(block: Any) -> _Rows:
+        start, fresh = (0, 0) if blocks.vocab_blocks == 1 else _start(blocks, v, block)
         weight = jax.lax.dynamic_slice_in_dim(unembedding, start, blocks.vocab)
-        logits = _logits(blocks, hidden, weight, scale, start, fresh)
-        m_new, s_new, u_new = _reduce(logits)
-        top = jnp.maximum(m, m_new)
-        old, new = jnp.exp(m - top), jnp.exp(m_new - top)
-        # moving the maximum from m to top adds (m - top) to every l - m
-        u = old * (u + (m - top) * s) + new * (u_new + (m_new - top) * s_new)
-        picked = jnp.maximum(picked, _picked(blocks, logits, targets, start, fresh))
-        return top, old * s + new * s_new, u, picked
+        logits = _logits(blocks, hidden, weight, start, fresh)
+        picked = _picked(blocks, logits, targets, start, fresh)
+        return picked * scale, *_statistics(logits, scale)
 
-    zero = _vary(jnp.zeros(targets.shape, jnp.float32), _varies(targets))
-    carry = jax.lax.fori_loop(0, blocks.vocab_blocks, step, (zero + _NEGATIVE, zero, zero, zero - jnp.inf))
-    return _finish(*carry)
+    def step(block: Any, carry: _Rows) -> _Rows:
+        picked, log_z, entropy = one(block)
+        return jnp.maximum(carry[0], picked), *_join(carry[1:], (log_z, entropy))
+
+    picked, log_z, entropy = jax.lax.fori_loop(1, blocks.vocab_blocks, step, one(0))
+    return picked - log_z, entropy, log_z
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scores(blocks: _Blocks, hidden: Array, unembedding: Array, targets: Array, scale: Array) -> Any:
-    """(logprob [N], entropy [N], log Z [N])."""
+def _scores(blocks: _Blocks, hidden: Array, unembedding: Array, targets: Array, scale: Array) -> _Rows:
+    """Logprob, entropy and log Z."""
     return _scores_fwd(blocks, hidden, unembedding, targets, scale)[0]
 
 
@@ -226,8 +224,9 @@ def _scores_fwd(blocks: _Blocks, hidden: Array, unembedding: Array, targets: Arr
     n = hidden.shape[0]
     logits = None
     if blocks.single:
-        logits = _logits(blocks, hidden, unembedding, scale, 0, 0)
-        out = _finish(*_reduce(logits), _picked(blocks, logits, targets, 0, 0))
+        logits = _logits(blocks, hidden, unembedding, 0, 0)
+        log_z, entropy = _statistics(logits, scale)
+        out = _picked(blocks, logits, targets, 0, 0) * scale - log_z, entropy, log_z
     else:
         rows = (_by_rows(blocks, hidden), _by_rows(blocks, targets))
         score = partial(_forward_rows, blocks)
@@ -245,7 +244,7 @@ def _logit_cotangent(
     d entropy / d l_v = -p_v (log p_v + entropy).
     """
     targets, entropy, log_z, g_logprob, g_entropy, g_log_z = (x[:, None] for x in rows)
-    logp = logits - log_z
+    logp = logits * scale - log_z
     ids = start + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     hit = (ids == targets) & (ids >= fresh) & (ids < blocks.valid)
     slope = g_log_z - g_logprob - g_entropy * (logp + entropy)
@@ -271,7 +270,7 @@ def _scores_bwd(blocks: _Blocks, residuals: Any, cotangents: tuple[Array, Array,
 
             def by_rows(g_weight: Array, xs: Any) -> tuple[Array, Array]:
                 (h, *row), g_h = xs
-                g = _logits(blocks, h, weight, scale, start, fresh)
+                g = _logits(blocks, h, weight, start, fresh)
                 g = _logit_cotangent(blocks, g, tuple(row), scale, start, fresh)
                 g_h = g_h + multiply("nv,vd->nd", g, weight)
                 return g_weight + multiply("nv,nd->vd", g, h), g_h
