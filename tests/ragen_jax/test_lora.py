@@ -14,6 +14,8 @@ CFG = ModelConfig(
     vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
     intermediate_size=24,
 )  # fmt: skip
+PARAMS = init_params(CFG, jax.random.key(0))
+FORWARD = jax.jit(forward, static_argnums=1)
 TOKENS = jnp.arange(10).reshape(2, 5) % CFG.vocab_size
 
 
@@ -24,7 +26,7 @@ def random_adapters(lora: LoraConfig) -> dict:
 
 
 def test_fresh_adapters_change_nothing() -> None:
-    params = init_params(CFG, jax.random.key(0))
+    params = PARAMS
     lora = LoraConfig(rank=4)
     adapters = init_lora(CFG, lora, jax.random.key(1))
     assert all(float(jnp.abs(adapters["layers"][t]["a"]).min()) > 0 for t in MATRICES)
@@ -35,7 +37,7 @@ def test_fresh_adapters_change_nothing() -> None:
 
 @pytest.mark.parametrize("target", MATRICES)
 def test_merged_matrix_is_base_plus_scaled_product(target: str) -> None:
-    params = init_params(CFG, jax.random.key(0))
+    params = PARAMS
     lora = LoraConfig(rank=3, alpha=7.0, targets=(target,))
     adapters = random_adapters(lora)
     merged = merge(params, adapters, lora)
@@ -48,12 +50,12 @@ def test_merged_matrix_is_base_plus_scaled_product(target: str) -> None:
         np.testing.assert_allclose(x @ np.asarray(merged["layers"][target][layer]), expected, atol=1e-4)
     for other in params["layers"].keys() - {target}:
         assert merged["layers"][other] is params["layers"][other]
-    changed = forward(merged, CFG, TOKENS) - forward(params, CFG, TOKENS)
+    changed = FORWARD(merged, CFG, TOKENS) - FORWARD(params, CFG, TOKENS)
     assert float(jnp.abs(changed).max()) > 1e-3
 
 
 def test_gradient_reaches_adapters_only_and_matches_a_difference() -> None:
-    params = init_params(CFG, jax.random.key(0))
+    params = PARAMS
     lora = LoraConfig(rank=2, targets=("q", "down"))
     adapters = init_lora(CFG, lora, jax.random.key(1))
 
