@@ -1,54 +1,21 @@
-"""What the board games share: action names in bytes, coordinate lists, fragment lists."""
+"""What the board games share: coordinate blocks and fragment lists."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Int
 
-from envs_jax.core import Span
+from envs_jax.errors import ConfigError, suggestion
 
 OBSERVATION_FORMATS = ("grid", "coord", "grid_coord")
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class NameTable:
-    """Lower-case ASCII names, padded with zero bytes to the longest, and their lengths in bytes."""
-
-    data: UInt8[Array, "K A"]
-    length: Int[Array, " K"]
-
-
-def name_table(names: Sequence[str]) -> NameTable:
-    """Table of `names` for `match_name`. Names must be ASCII."""
-    encoded = [name.lower().encode("ascii") for name in names]
-    data = np.zeros((len(encoded), max(map(len, encoded))), np.uint8)
-    for row, name in zip(data, encoded, strict=True):
-        row[: len(name)] = list(name)
-    return NameTable(jnp.asarray(data), jnp.asarray([len(name) for name in encoded], jnp.int32))
-
-
-def match_name(span: Span, table: NameTable) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """Index of the name that equals the span (trimmed, lower case), and whether there is one (if not, 0)."""
-    width, given = table.data.shape[1], span.data.shape[0]
-    data = jnp.pad(span.data, (0, max(0, width - given)))[:width]
-    inside = jnp.arange(width, dtype=jnp.int32) < table.length[:, None]
-    equal = jnp.all((table.data == data) | ~inside, axis=1) & (table.length == span.length)
-    return jnp.argmax(equal).astype(jnp.int32), jnp.any(equal)
-
-
 def check_format(observation_format: str) -> None:
-    """Raises ValueError unless the format is one of OBSERVATION_FORMATS."""
+    """Raises ConfigError unless the format is one of OBSERVATION_FORMATS."""
     if observation_format not in OBSERVATION_FORMATS:
-        raise ValueError(
-            f"observation_format must be one of {', '.join(OBSERVATION_FORMATS)}, got {observation_format!r}"
-        )
+        remedy = suggestion(str(observation_format), OBSERVATION_FORMATS)
+        raise ConfigError("observation_format", observation_format, remedy)
 
 
 def size_line(rows: int, cols: int) -> str:

@@ -17,15 +17,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from envs_jax.core import Environment, Span, Transition
-from envs_jax.games._board import (
-    NameTable,
-    check_format,
-    compact,
-    coordinate_sentence,
-    header,
-    match_name,
-    name_table,
-)
+from envs_jax.errors import ConfigError
+from envs_jax.games._board import check_format, compact, coordinate_sentence, header
+from envs_jax.text.actions import NameTable, match_name
 
 LEFT, DOWN, RIGHT, UP = range(4)
 ACTIONS = ("Left", "Down", "Right", "Up")
@@ -167,13 +161,13 @@ class FrozenLake(Environment):
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= MAX_SIZE:
-            raise ValueError(f"size must be in 2..{MAX_SIZE}, got {self.size}")
+            raise ConfigError("size", self.size, f"must be in 2..{MAX_SIZE}")
         if not 0.0 <= self.p <= 1.0:
-            raise ValueError(f"p must be in [0, 1], got {self.p}")
+            raise ConfigError("p", self.p, "must be in [0, 1]")
         if not 0.0 <= self.success_rate <= 1.0:
-            raise ValueError(f"success_rate must be in [0, 1], got {self.success_rate}")
+            raise ConfigError("success_rate", self.success_rate, "must be in [0, 1]")
         if self.num_levels < 1:
-            raise ValueError(f"num_levels must be positive, got {self.num_levels}")
+            raise ConfigError("num_levels", self.num_levels, "must be positive")
         check_format(self.observation_format)
 
     @property
@@ -298,7 +292,7 @@ class FrozenLake(Environment):
             distance=distance,
             success_rate=jnp.float32(self.success_rate),
             row_phrase=jnp.asarray(self._text[2]),
-            names=name_table(ACTIONS),
+            names=NameTable.build(ACTIONS, self.answer_bytes),
         )
 
     def level(self, index: Int[Array, ""], params: FrozenLakeParams) -> FrozenLakeState:
