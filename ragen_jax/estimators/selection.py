@@ -54,7 +54,7 @@ def select_groups(
         type: static; whether large or small scores are wanted.
         include_zero: static; False first drops scores with |s| <= zero_tol.
         top_p_prob_mode: static.
-        selection_eps: slack of linear top_p.
+        selection_eps: slack of linear top_p, >= 0.
         eps_mode: static; "absolute" takes the slack in units of the scores, as the reference does; "relative"
             as a share of their sum, so that scaling all scores changes nothing.
         zero_tol: see include_zero.
@@ -130,10 +130,10 @@ def _linear_prefix(
     reached = jnp.cumsum(ranked)
     total = reached[-1]
     tau = value * total - (eps if eps_mode == "absolute" else eps * total)
-    before = reached - ranked
-    before = before.at[0].set(0)
-    walked = jnp.cumprod((before < tau) & (ranked > 0) & left).astype(bool)
-    return walked & (jnp.where(walked, ranked, 0).sum() >= tau)
+    before = jnp.concatenate([jnp.zeros(1, reached.dtype), reached[:-1]])
+    # A walk that takes anything reaches tau: if it takes a positive score it can take all positive ones, and
+    # their sum is at least tau. So "nothing if tau is not reached" needs no test, which rounding could fail.
+    return jnp.cumprod((before < tau) & (ranked > 0) & left).astype(bool)
 
 
 def _softmax_count(wanted: Array, n: Array, value: float | Array) -> Array:

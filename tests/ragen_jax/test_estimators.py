@@ -418,6 +418,13 @@ def test_bootstrap_takes_copies_as_one_prompt():
     one = E.mi_interval(jax.random.key(0), L, lengths, None, np.zeros(P, int))
     estimate = E.mi_seq_estimate(L, lengths)
     np.testing.assert_allclose(one, [estimate, estimate], rtol=1e-5)
+    valid = np.zeros((P, G), bool)
+    valid[3:] = True  # prompts without a valid trace are not drawn
+    low, high = E.mi_interval(jax.random.key(0), L, lengths, valid)
+    terms = np.asarray(
+        E.matched(L, lengths, length_normalize="none") - E.marginal(L, lengths, length_normalize="none")
+    )
+    np.testing.assert_allclose([low, high], sorted(terms.mean(axis=1)[3:]), rtol=1e-5)
     nothing = E.retrieval_interval(jax.random.key(0), L, lengths, np.zeros((P, G), bool))
     assert np.isnan(nothing).all()
 
