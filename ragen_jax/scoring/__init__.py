@@ -1,5 +1,6 @@
 """Log-probabilities of given tokens, and of every trace under every prompt."""
 
+from ragen_jax.scoring.cross import Contexts, CrossMarginals, Traces, cross_marginals, cross_score
 from ragen_jax.scoring.logprobs import token_logprobs
 
-__all__ = ["token_logprobs"]
+__all__ = ["Contexts", "CrossMarginals", "Traces", "cross_marginals", "cross_score", "token_logprobs"]

@@ -19,6 +19,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from ragen_jax.scoring.variation import same_variation, varies, vary
+
 BLOCK_BYTES = 64 * 2**20
 """Default size of one float32 block of logits."""
 
@@ -69,7 +71,7 @@ def token_logprobs(
         empty = jnp.zeros(0, jnp.float32)
         return empty, empty
     scale = jax.lax.stop_gradient(1.0 / jnp.asarray(temperature, jnp.float32))
-    hidden, unembedding, targets, scale = _same_variation(hidden, unembedding, targets, scale)
+    hidden, unembedding, targets, scale = same_variation(hidden, unembedding, targets, scale)
     logprob, entropy, _ = _scores(blocks, hidden, unembedding, targets, scale)
     return logprob, entropy
 
@@ -85,7 +87,7 @@ def row_statistics(
     """As `token_logprobs`, but the second result is log Z, the log of the softmax's denominator."""
     blocks = _plan(hidden.shape[0], unembedding.shape[0], valid_vocab, None, None)
     scale = 1.0 / jnp.asarray(temperature, jnp.float32)
-    logprob, _, log_z = _scores(blocks, *_same_variation(hidden, unembedding, targets, scale))
+    logprob, _, log_z = _scores(blocks, *same_variation(hidden, unembedding, targets, scale))
     return logprob, log_z
 
 
@@ -122,22 +124,6 @@ def _plan(n: int, v: int, valid_vocab: int | None, row_block: int | None, vocab_
     if row_block is None:
         rows = -(-n // row_blocks)
     return _Blocks(rows, row_blocks, ids, vocab_blocks, valid)
-
-
-def _varies(x: Array) -> frozenset[str]:
-    """The axes of an enclosing `shard_map` that x differs over."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
-
-
-def _same_variation(*arrays: Array) -> tuple[Array, ...]:
-    """Inside `shard_map`, mark every array as varying over all the axes that any of them varies over."""
-    axes = frozenset[str]().union(*(_varies(a) for a in arrays))
-    return tuple(_vary(a, axes) for a in arrays)
-
-
-def _vary(x: Array, axes: frozenset[str]) -> Array:
-    missing = tuple(axes - _varies(x))
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def _by_rows(blocks: _Blocks, x: Array) -> Array:
@@ -280,10 +266,10 @@ def _scores_bwd(blocks: _Blocks, residuals: Any, cotangents: tuple[Array, Array,
             new, g_hidden = jax.lax.scan(by_rows, old, (rows, g_hidden))
             return g_hidden, jax.lax.dynamic_update_slice_in_dim(g_weight, new, start, 0)
 
-        axes = _varies(hidden)
+        axes = varies(hidden)
         zeros = (
-            _vary(jnp.zeros(rows[0].shape, jnp.float32), axes),
-            _vary(jnp.zeros(unembedding.shape, jnp.float32), axes),
+            vary(jnp.zeros(rows[0].shape, jnp.float32), axes),
+            vary(jnp.zeros(unembedding.shape, jnp.float32), axes),
         )
         g_rows, g_weight = jax.lax.fori_loop(0, blocks.vocab_blocks, by_vocab, zeros)
         g_hidden = _flat(n, g_rows)
