@@ -63,7 +63,7 @@ def config_from_gguf(file: GGUFFile, *, dtype: str = "float32") -> ModelConfig:
 def read_gguf(
     path: str | Path, *, dtype: str = "float32", shardings: Any = None, cache: bool = True
 ) -> tuple[ModelConfig, dict[str, Any], BPETokenizer | None]:
-    """Configuration, dequantised float32 parameters and tokenizer (None if it is of an unknown kind).
+    """Configuration, dequantised float32 parameters and tokenizer (None without one; an unknown kind warns).
 
     With `cache`, the result is kept as a model folder under `hub.cache_dir()`, named after the file's
     content, and read from there the next time. Raises GGUFError or ModelFileError, naming the file.
@@ -98,11 +98,12 @@ def read_gguf(
         return whole(name)[index]
 
     params = assemble(cfg, read, shardings)
+    tokenizer = None
     try:
-        tokenizer = BPETokenizer.from_gguf(file)
+        if file.has("tokenizer.ggml.model"):
+            tokenizer = BPETokenizer.from_gguf(file)
     except TokenizerError as error:
         warnings.warn(f"the model was loaded without a tokenizer: {error}", stacklevel=2)
-        tokenizer = None
     if folder is not None and shardings is None:
         try:
             save_pretrained(params, cfg, folder, tokenizer)

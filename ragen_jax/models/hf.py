@@ -169,12 +169,11 @@ def _open_tensors(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
             raise ModelFileError(
                 f"{folder / file}: not a whole safetensors file ({error}); delete it and get it again"
             ) from None
-        tensors |= {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
-    absent = [name for name in weight_map if name not in tensors]
-    if absent:
-        raise ModelFileError(
-            f"{folder / weight_map[absent[0]]}: lacks {absent[0]}, which {INDEX} places there"
-        )
+        stored = set(handle.keys())
+        wanted = {name for name, place in weight_map.items() if place == file} or stored
+        if absent := sorted(wanted - stored):
+            raise ModelFileError(f"{folder / file}: lacks {absent[0]}, which {INDEX} places there")
+        tensors |= {name: handle.get_slice(name) for name in wanted}
     return tensors
 
 

