@@ -100,8 +100,7 @@ def init_state(
     trainable: dict[str, Any] = {"policy": policy if lora is None else init_lora(cfg, lora, key)}
     if critic:
         trainable["critic"] = init_critic(cfg, policy)
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(trainable, optimiser(optim).init(trainable), zero, zero)
+    return TrainState(trainable, optimiser(optim).init(trainable), jnp.int32(0), jnp.int32(0))
 
 
 def policy_params(trainable: dict[str, Any], base: Params | None, lora: LoraConfig | None) -> Params:

@@ -278,12 +278,7 @@ def _build(cls: Any, tree: Any, where: str) -> Any:
             raise ConfigError(name, value, f"no such field; {suggestion(str(key), known)}")
     if extra:
         values["overrides"] = extra
-    try:
-        return cls(**values)
-    except ConfigError:
-        raise
-    except ValueError as e:
-        raise ConfigError(where or "config", _plain(dict(tree)), str(e)) from e
+    return cls(**values)
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:

@@ -1,0 +1,101 @@
+"""Orbax checkpoints of a run: the training state and everything that resuming exactly needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from ragen_jax.estimators import CollapseEma
+from ragen_jax.rl import TrainState
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing or belongs to another model. The message names the path and the remedy."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RunState:
+    """Arrays that change from step to step. Random numbers need no entry: they are addressed by (seed, step, ...)."""
+
+    train: TrainState
+    ema: dict[str, CollapseEma]
+
+
+@dataclass
+class HostState:
+    """Host-side values that change from step to step."""
+
+    step: int = 0
+    first_entropy: float | None = None
+    first_mi: float | None = None
+    empty_steps: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
+
+
+class Checkpoints:
+    """Checkpoints under `<run_dir>/checkpoints`. A step that was not written whole does not exist for Orbax."""
+
+    def __init__(self, run_dir: Path, keep: int = 2) -> None:
+        self.directory = (run_dir / "checkpoints").absolute()
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def latest(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, state: RunState, host: HostState) -> None:
+        """Starts writing step `host.step`; returns once the arrays are copied."""
+        self._manager.save(
+            host.step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host.plain()))
+        )
+
+    def restore(self, like: RunState, step: int | None = None) -> tuple[RunState, HostState]:
+        """The newest step, or `step`. Raises CheckpointError when there is none or its shapes are not those of `like`."""
+        step = self.latest() if step is None else step
+        if step is None or step not in self._manager.all_steps():
+            found = ", ".join(map(str, self._manager.all_steps())) or "none"
+            raise CheckpointError(f"{self.directory}: no checkpoint of step {step}; there are: {found}")
+        stored = self._manager.item_metadata(step).state
+        have = {jax.tree_util.keystr(p): tuple(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(stored.tree)}
+        want = [tuple(jnp.shape(x)) for x in jax.tree.leaves(like)]
+        if sorted(have.values()) != sorted(want):
+            raise CheckpointError(
+                f"{self.directory}, step {step}: holds {len(have)} arrays that are not those of this model "
+                f"({len(want)} arrays); the model or the algorithm in the configuration is another one"
+            )
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardRestore(_abstract(like)), host=ocp.args.JsonRestore()),
+        )
+        return restored.state, HostState(**restored.host)
+
+    def wait(self) -> None:
+        """Blocks until everything started is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def save_tree(path: Path, tree: Any) -> None:
+    """Writes a tree of arrays once, whole or not at all."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path.absolute(), tree, force=True)
+
+
+def load_tree(path: Path, like: Any) -> Any:
+    """Reads what `save_tree` wrote."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(path.absolute(), _abstract(like))

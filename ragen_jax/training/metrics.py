@@ -1,0 +1,95 @@
+"""Where numbers go: JSON lines always, TensorBoard beside them, Weights & Biases when asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from envs_jax.errors import ConfigError
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95% interval of a success rate (Wilson 1927). Raises ValueError for n < 1."""
+    if n < 1:
+        raise ValueError(f"an interval needs at least one trial, got {n}")
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON-lines file; a last line cut short by an interruption is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as e:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}: not JSON ({e.msg}); the file is damaged") from e
+    return rows
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file as a whole, so that an interruption leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)
+
+
+class MetricsWriter:
+    """Appends one row a step. `resume_step` drops rows after that step, which a resumed run writes again."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        tensorboard: bool,
+        wandb: bool,
+        config: dict[str, Any],
+        name: str,
+        resume_step: int | None,
+    ) -> None:
+        self.path = run_dir / "metrics.jsonl"
+        kept = [r for r in read_jsonl(self.path) if resume_step is not None and r["step"] <= resume_step]
+        write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept))
+        self._file = self.path.open("a", encoding="utf-8")
+        self._tensorboard = self._wandb = None
+        if tensorboard:
+            from tensorboardX import SummaryWriter
+
+            purge = None if resume_step is None else resume_step + 1
+            self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+        if wandb:
+            try:
+                import wandb as module
+            except ImportError as e:
+                raise ConfigError("run.wandb", True, "wandb is not installed: pip install 'ragen-jax[wandb]'") from e
+            self._wandb = module.init(project="ragen-jax", name=name, config=config, dir=str(run_dir), resume="allow")
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes a row. A value that is not finite is written as null, so that its absence is seen."""
+        clean = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
+        self._file.write(json.dumps({"step": step, **clean}) + "\n")
+        self._file.flush()
+        finite = {k: v for k, v in clean.items() if v is not None}
+        if self._tensorboard is not None:
+            for k, v in finite.items():
+                self._tensorboard.add_scalar(k, v, step)
+        if self._wandb is not None:
+            self._wandb.log(finite, step=step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()

@@ -1,0 +1,116 @@
+"""From a configuration to everything that a run is made of. Used by training, evaluation and diagnosis alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import envs_jax
+from envs_jax.errors import ConfigError
+from envs_jax.turn import TurnEnv, TurnParams
+from ragen_jax.models import ModelConfig, Params, init_params
+from ragen_jax.models.load import load_model
+from ragen_jax.rl import UpdateSpec
+from ragen_jax.rollout import RolloutSpec, StopTable, make_stop_table
+from ragen_jax.rollout.sampling import LEVEL
+from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer, load_tokenizer
+from ragen_jax.training.config import Config
+from ragen_jax.training.diagnosis import DiagnosisSpec
+from ragen_jax.training.teachers import has_teacher, vocabulary
+
+AnyTokenizer = SmallTokenizer | BPETokenizer
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The static parts (specs), the tables, and the policy's initial parameters."""
+
+    config: Config
+    tokenizer: AnyTokenizer
+    model: ModelConfig
+    params: Params
+    env: TurnEnv
+    train: TurnParams
+    eval: TurnParams
+    stops: StopTable
+    rollout_spec: RolloutSpec
+    diagnosis_spec: DiagnosisSpec
+    update_spec: UpdateSpec
+
+
+def build_tokenizer(config: Config) -> SmallTokenizer:
+    """A small tokenizer that knows the words of the environment and of its teacher; board rows stay single symbols."""
+    env, params = _make(config, None, "train")
+    words = [p for p in env.phrases() if any(c.islower() for c in p)]
+    symbols = sorted({c for p in env.phrases() for c in p if not c.isascii()})
+    return SmallTokenizer.build([*words, *vocabulary(env, params), *env.env.action_names, *symbols])
+
+
+def _make(config: Config, tokenizer: AnyTokenizer | None, split: str, **capacity: int) -> tuple[TurnEnv, TurnParams]:
+    return envs_jax.make(
+        config.env.tag, tokenizer, split=split, seed=config.env.seed, chat=config.env.chat,
+        **{**config.env.overrides, **capacity},
+    )  # fmt: skip
+
+
+def build(config: Config, *, run_dir: Path | None = None) -> Setup:
+    """Builds a run's parts. `run_dir`: take the tokenizer that was saved there. Raises ValueError before long work."""
+    section = config.model
+    if section.path is None:
+        if section.lora is not None:
+            raise ConfigError("model.lora", section.lora, "adapters need a pretrained model: set model.path")
+        tokenizer: AnyTokenizer = (
+            build_tokenizer(config) if run_dir is None else load_tokenizer(run_dir / "tokenizer")
+        )
+        model = ModelConfig(
+            vocab_size=tokenizer.vocab_size, hidden_size=section.hidden_size,
+            num_hidden_layers=section.num_hidden_layers, num_attention_heads=section.num_attention_heads,
+            num_key_value_heads=section.num_key_value_heads, intermediate_size=section.intermediate_size,
+            rope_theta=section.rope_theta, dtype=section.dtype,
+        )  # fmt: skip
+        params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(config.run.seed))
+    else:
+        if config.warm_start.steps and section.lora is not None:
+            raise ConfigError("warm_start.steps", config.warm_start.steps, "a warm start trains full weights; drop model.lora")
+        model, params, found = load_model(section.path, dtype=section.dtype)
+        if found is None:
+            raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
+        tokenizer = found
+    env, train = _make(config, tokenizer, "train")
+    capacity = {"prompt_capacity": env.prompt_capacity, "obs_capacity": env.obs_capacity}
+    _, held_out = _make(config, tokenizer, "eval", **capacity)
+    if config.warm_start.steps and not has_teacher(env):
+        raise ConfigError("warm_start.steps", config.warm_start.steps, f"{env.tag} has no scripted teacher; set it to 0")
+    rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size)
+    diagnosis, training = config.diagnosis, config.training
+    families = {
+        "first_turn": diagnosis.first_turn_enabled,
+        "trajectory": diagnosis.trajectory_enabled,
+        "turn": diagnosis.turn_enabled,
+    }
+    return Setup(
+        config=config, tokenizer=tokenizer, model=model, params=params, env=env, train=train, eval=held_out,
+        stops=make_stop_table(tokenizer),
+        rollout_spec=rollout_spec,
+        diagnosis_spec=DiagnosisSpec(
+            model, tokenizer.vocab_size, env.prompt_capacity, env.config.max_response_tokens, diagnosis.num_samples,
+            tuple(f for f, on in families.items() if on), diagnosis.ema_decay, diagnosis.std_eps,
+        ),
+        update_spec=UpdateSpec(
+            model, config.algorithm, config.optim, tokenizer.vocab_size,
+            max_sampled=env.config.max_turns * env.config.max_response_tokens,
+            mini_batch_size=training.mini_batch_size, micro_batch_size=training.micro_batch_size,
+            ppo_epochs=training.ppo_epochs, length_buckets=training.length_buckets, lora=section.lora,
+            remat=training.remat,
+        ),
+    )  # fmt: skip
+
+
+def draw_levels(setup: Setup, step: int) -> jax.Array:
+    """Indices of one step's training levels, without repeats when the pool is large enough. Addressed by (seed, step)."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(setup.config.run.seed), step), LEVEL)
+    groups, pool = setup.config.rollout.env_groups, setup.env.num_levels
+    return jax.random.choice(key, pool, (groups,), replace=groups > pool).astype(jnp.int32)

@@ -1,0 +1,138 @@
+"""Supervised start: a policy from scratch imitates a scripted teacher's whole dialogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from envs_jax.core import Tokenizer
+from envs_jax.errors import ConfigError
+from envs_jax.turn import TurnEnv, TurnParams, TurnState
+from ragen_jax.models import ModelConfig, Params, forward, unembedding
+from ragen_jax.scoring import token_logprobs
+
+Speaker = Callable[[TurnState, Array], list[str]]
+
+
+@dataclass(frozen=True)
+class Dialogues:
+    """Token dialogues on the host: tokens i32[N, L], sampled bool[N, L] (the teacher's words), success bool[N]."""
+
+    tokens: np.ndarray
+    sampled: np.ndarray
+    success: np.ndarray
+
+
+@partial(jax.jit, static_argnums=0)
+def _reset(env: TurnEnv, levels: Array, params: TurnParams) -> Any:
+    return jax.vmap(env.reset, in_axes=(0, None))(levels, params)
+
+
+@partial(jax.jit, static_argnums=0)
+def _step(env: TurnEnv, keys: Array, state: Any, tokens: Array, length: Array, params: TurnParams) -> Any:
+    return jax.vmap(env.step, in_axes=(0, 0, 0, 0, None))(keys, state, tokens, length, params)
+
+
+def play(
+    env: TurnEnv, params: TurnParams, tokenizer: Tokenizer, speak: Speaker, levels: Array, key: Array
+) -> Dialogues:
+    """Plays one episode of each level with responses from `speak(states, key) -> texts`, on the host's side.
+
+    Raises ConfigError when a response does not fit `max_response_tokens`.
+    """
+    state, step = _reset(env, levels, params)
+    count, limit = len(levels), env.config.max_response_tokens
+    rows: list[list[int]] = [[] for _ in range(count)]
+    masks: list[list[bool]] = [[] for _ in range(count)]
+    obs, obs_len = np.asarray(step.obs_tokens), np.asarray(step.obs_len)
+    live = np.ones(count, bool)
+    for turn in range(env.config.max_turns):
+        turn_key = jax.random.fold_in(key, turn)
+        texts = speak(state, turn_key)
+        response, length = np.zeros((count, limit), np.int32), np.zeros(count, np.int32)
+        for i in np.flatnonzero(live):
+            ids = tokenizer.encode(texts[i])
+            if len(ids) > limit:
+                raise ConfigError(
+                    "env.max_response_tokens", limit, f"a demonstration has {len(ids)} tokens; raise it"
+                )
+            response[i, : len(ids)], length[i] = ids, len(ids)
+            rows[i] += [*obs[i, : obs_len[i]].tolist(), *ids]
+            masks[i] += [False] * int(obs_len[i]) + [True] * len(ids)
+        keys = jax.random.split(jax.random.fold_in(turn_key, 1), count)
+        state, step = _step(env, keys, state, jnp.asarray(response), jnp.asarray(length), params)
+        obs, obs_len = np.asarray(step.obs_tokens), np.asarray(step.obs_len)
+        live &= ~np.asarray(step.terminated | step.truncated)
+        if not live.any():
+            break
+    longest = -(-max(map(len, rows)) // 8) * 8
+    tokens, sampled = np.zeros((count, longest), np.int32), np.zeros((count, longest), bool)
+    for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        tokens[i, : len(row)], sampled[i, : len(row)] = row, mask
+    return Dialogues(tokens, sampled, np.asarray(state.success))
+
+
+@partial(jax.jit, static_argnames=("cfg", "optimiser", "valid_vocab"), donate_argnums=(0, 1))
+def _sft_step(
+    params: Params,
+    opt_state: Any,
+    tokens: Array,
+    sampled: Array,
+    *,
+    cfg: ModelConfig,
+    optimiser: optax.GradientTransformation,
+    valid_vocab: int,
+) -> tuple[Params, Any, Array]:
+    def loss(params: Params) -> Array:
+        hidden = forward(params, cfg, tokens)[:, :-1]
+        logprob, _ = token_logprobs(
+            hidden.reshape(-1, hidden.shape[-1]), unembedding(params, cfg), tokens[:, 1:].reshape(-1),
+            valid_vocab=valid_vocab,
+        )  # fmt: skip
+        mask = sampled[:, 1:].reshape(-1)
+        return -jnp.sum(jnp.where(mask, logprob, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+    value, grad = jax.value_and_grad(loss)(params)
+    changes, opt_state = optimiser.update(grad, opt_state, params)
+    return optax.apply_updates(params, changes), opt_state, value
+
+
+def imitate(
+    params: Params,
+    cfg: ModelConfig,
+    dialogues: Dialogues,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    valid_vocab: int,
+    seed: int,
+) -> Iterator[tuple[Params, Array]]:
+    """Next-token cross-entropy on the teacher's words; yields parameters and loss after every step.
+
+    AdamW with a linear warm-up of a tenth and a cosine to a tenth. Rows are drawn without replacement within a pass.
+    """
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 10), steps, lr / 10)
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, 0.9, 0.98, weight_decay=0.01))
+    opt_state = optimiser.init(params)
+    rng = np.random.default_rng(seed)
+    order = np.empty(0, np.int64)
+    for _ in range(steps):
+        if len(order) < batch_size:
+            order = rng.permutation(len(dialogues.tokens))
+        rows, order = order[:batch_size], order[batch_size:]
+        params, opt_state, loss = _sft_step(
+            params, opt_state, dialogues.tokens[rows], dialogues.sampled[rows],
+            cfg=cfg, optimiser=optimiser, valid_vocab=valid_vocab,
+        )  # fmt: skip
+        yield params, loss
+
+
