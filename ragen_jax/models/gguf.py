@@ -60,18 +60,23 @@ def config_from_gguf(file: GGUFFile, *, dtype: str = "float32") -> ModelConfig:
     )
 
 
+def cached_folder(path: Path) -> Path:
+    """The model folder in which `read_gguf` keeps the file's dequantised form, named after its content."""
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    return cache_dir() / "dequantised" / f"{path.stem}-{content[:20]}-v{CACHE_VERSION}"
+
+
 def read_gguf(
     path: str | Path, *, dtype: str = "float32", shardings: Any = None, cache: bool = True
 ) -> tuple[ModelConfig, dict[str, Any], BPETokenizer | None]:
     """Configuration, dequantised float32 parameters and tokenizer (None without one; an unknown kind warns).
 
-    With `cache`, the result is kept as a model folder under `hub.cache_dir()`, named after the file's
-    content, and read from there the next time. Raises GGUFError or ModelFileError, naming the file.
+    With `cache`, the result is kept in `cached_folder` and read from there the next time. Raises GGUFError or
+    ModelFileError, naming the file.
     """
     path = Path(path)
-    folder = (
-        cache_dir() / "dequantised" / f"{path.stem}-{_digest(path)}" if cache and path.is_file() else None
-    )
+    folder = cached_folder(path) if cache and path.is_file() else None
     if folder is not None and folder.is_dir():
         cfg, params = read_folder(folder, dtype=dtype, shardings=shardings)
         has_tokenizer = (folder / "tokenizer.json").exists()
@@ -125,9 +130,3 @@ def _unpermute(value: np.ndarray, heads: int) -> np.ndarray:
     """Undoes llama.cpp's order of q and k rows: it pairs neighbours, Hugging Face i with i + dim / 2."""
     split = value.reshape(heads, -1, 2, *value.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(value.shape)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"{content[:20]}-v{CACHE_VERSION}"
