@@ -1,0 +1,132 @@
+"""The path of a run through the plane of entropy and mutual information, with the four regimes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ragen_jax.estimators.regimes import (
+    COMPRESSED,
+    DIVERSE,
+    LOW_ENTROPY_COLLAPSE,
+    REGIME_NAMES,
+    TEMPLATE_COLLAPSE,
+    UNKNOWN,
+    regime,
+)
+from ragen_jax.report.style import BLUE, FOREGROUND, GREEN, MUTED, ORANGE, RED, finish, panels, say
+from ragen_jax.report.table import MetricsTable
+
+SOURCES = (
+    (
+        "collapse_first_turn_sample/conditional_entropy_est",
+        "collapse_first_turn_sample",
+        "H(Z|X), nats a token",
+    ),
+    ("actor/entropy", "collapse_first_turn_sample", "token entropy, nats"),
+    (
+        "collapse_trajectory_sample/conditional_entropy_est",
+        "collapse_trajectory_sample",
+        "H(Z|X), nats a token",
+    ),
+    ("actor/entropy", "collapse_trajectory_sample", "token entropy, nats"),
+    ("collapse_turn_sample/conditional_entropy_est", "collapse_turn_sample", "H(Z|X), nats a token"),
+)
+
+
+@dataclass(frozen=True)
+class RegimePath:
+    """Points of a run in the plane, and what counts as high there."""
+
+    steps: np.ndarray
+    entropy: np.ndarray
+    mi: np.ndarray
+    entropy_name: str
+    entropy_threshold: float
+    mi_threshold: float
+    ceiling: float | None
+
+    def code(self, index: int) -> int:
+        """Regime of a point, see `ragen_jax.estimators.regime`."""
+        if not len(self.steps):
+            return UNKNOWN
+        thresholds = {"entropy_threshold": self.entropy_threshold, "mi_threshold": self.mi_threshold}
+        return int(regime(self.entropy[index], self.mi[index], **thresholds))
+
+
+def regime_path(table: MetricsTable) -> RegimePath | None:
+    """The first recorded pair of entropy and MI-Seq-Est, or None.
+
+    Thresholds are `collapse/entropy_threshold` and `collapse/mi_threshold` where the run recorded them (last
+    value), else half the run's first entropy, and half its first mutual information or a tenth of the ceiling
+    if that is more.
+    """
+    for entropy_name, family, label in SOURCES:
+        steps, entropy, mi = table.together(entropy_name, f"{family}/mi_seq_estimate")
+        if not len(steps):
+            continue
+        ceiling = table.series(f"{family}/mi_upper_bound").first
+        entropy_threshold = table.series("collapse/entropy_threshold").last
+        mi_threshold = table.series("collapse/mi_threshold").last
+        if entropy_threshold is None:
+            entropy_threshold = 0.5 * float(entropy[0])
+        if mi_threshold is None:
+            mi_threshold = max(0.5 * float(mi[0]), 0.1 * (ceiling or 0.0))
+        return RegimePath(steps, entropy, mi, label, entropy_threshold, mi_threshold, ceiling)
+    return None
+
+
+def regime_plane(table: MetricsTable) -> Figure:
+    """Entropy on x, MI-Seq-Est on y, points coloured by step, quadrants named."""
+    fig, (axes,) = panels(height=3.7)
+    path = regime_path(table)
+    if path is None:
+        say(
+            axes,
+            "Not recorded: <family>/mi_seq_estimate with\n<family>/conditional_entropy_est or actor/entropy",
+        )
+        return fig
+    right = 1.12 * max(path.entropy.max(), 2 * path.entropy_threshold, 1e-6)
+    top = 1.24 * max(path.mi.max(), path.ceiling or 0.0, 2 * path.mi_threshold, 1e-6)
+    bottom = min(0.0, 1.15 * path.mi.min())
+    axes.set_xlim(min(0.0, 1.15 * path.entropy.min()), right)
+    axes.set_ylim(bottom, top)
+    axes.axvline(path.entropy_threshold, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.axhline(path.mi_threshold, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    if path.ceiling is not None:
+        axes.axhline(path.ceiling, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.annotate(
+            "ceiling", (right, path.ceiling), textcoords="offset points", xytext=(-3, 2), ha="right",
+            fontsize=7.5, color=MUTED,
+        )  # fmt: skip
+    left, middle, split = axes.get_xlim()[0], path.entropy_threshold, path.mi_threshold
+    for code, colour, (x0, x1), (y0, y1) in (
+        (DIVERSE, GREEN, (middle, right), (split, top)),
+        (TEMPLATE_COLLAPSE, RED, (middle, right), (bottom, split)),
+        (COMPRESSED, BLUE, (left, middle), (split, top)),
+        (LOW_ENTROPY_COLLAPSE, ORANGE, (left, middle), (bottom, split)),
+    ):
+        axes.fill([x0, x1, x1, x0], [y0, y0, y1, y1], color=colour, alpha=0.06, linewidth=0)
+        at_right, at_top = x1 == right, y1 == top
+        axes.annotate(
+            REGIME_NAMES[code], (x1 if at_right else x0, y1 if at_top else y0), textcoords="offset points",
+            xytext=(-5 if at_right else 5, -5 if at_top else 5), ha="right" if at_right else "left",
+            va="top" if at_top else "bottom", color=colour, fontsize=8.5,
+        )  # fmt: skip
+    axes.plot(path.entropy, path.mi, color=MUTED, linewidth=0.9, alpha=0.6)
+    points = axes.scatter(path.entropy, path.mi, c=path.steps, cmap="viridis", s=26, zorder=3, linewidths=0)
+    for index in (0, -1) if len(path.steps) > 1 else (0,):
+        outer = path.entropy[index] > 0.6 * right
+        axes.annotate(
+            f"step {int(path.steps[index])}", (path.entropy[index], path.mi[index]), ha="right" if outer else "left",
+            va="center", textcoords="offset points", xytext=(-7 if outer else 7, 0), fontsize=8, color=FOREGROUND,
+        )  # fmt: skip
+    axes.grid(visible=False)
+    if len(path.steps) > 1:
+        bar = fig.colorbar(points, ax=axes, pad=0.02, aspect=30)
+        bar.outline.set_visible(False)
+        bar.set_label("step", color=MUTED, fontsize=8)
+    finish(axes, xlabel=path.entropy_name, ylabel="MI-Seq-Est, nats a trace", legend=False)
+    return fig
