@@ -24,8 +24,8 @@ CHUNK = 512  # rooms drawn by one call
 MAX_ATTEMPTS = 400  # draws of one room before generation gives up
 MAX_TABLE = 64 * 64  # (player, box) states of a room for which the distance table is kept
 
-# Cells painted around the walker, as (row, column) offsets, and which of the five brushes has them:
-# horizontal bar, vertical bar, {left, centre, below}, {left, centre, below left, below}, {centre, right, below}.
+# Cells painted around the walker, as (row, column) offsets, and which of the five brushes has them: bar
+# across, bar down, {left, centre, below}, {left, centre, below left, below}, {centre, right, below}.
 OFFSETS = ((0, 0), (0, -1), (0, 1), (-1, 0), (1, 0), (1, -1))
 BRUSHES = (
     (True, True, True, False, False, False),
@@ -45,9 +45,8 @@ class Rooms:
     target: Int[Array, "N boxes"]  # i32 cells, ascending
     player: Int[Array, " N"]  # i32 cell
     box: Int[Array, "N boxes"]  # i32 cells
-    distance: Int[
-        Array, "N C C"
-    ]  # i16 moves to the solution by interior cell of player and box; [N, 0, 0] if unknown
+    # i16: moves to the solution by interior cells of player and box, -1 if there is none; [N, 0, 0] unknown
+    distance: Int[Array, "N C C"]
     valid: Bool[Array, " N"]
 
 
