@@ -199,7 +199,6 @@ class FrozenLake(Environment):
             )
         if self._shows_coordinates:
             parts.append(coordinate_sentence(self.size, self.size))
-        parts.append("An action is one of Left, Down, Right, Up.")
         return "\n".join(parts)
 
     @property

@@ -117,7 +117,7 @@ class SokobanText:
         return out
 
     def instruction(self) -> str:
-        """Task, legend of the symbols in use, coordinates, actions; each only where it applies."""
+        """Task, legend of the symbols in use, coordinates; each only where it applies."""
         many = self.boxes > 1
         parts = [
             "You are the player in a warehouse. "
@@ -130,7 +130,6 @@ class SokobanText:
             parts.append(f"Legend of the map: {pairs}.")
         if self.shows_coordinates:
             parts.append(coordinate_sentence(self.rows, self.cols))
-        parts.append("An action is one of Up, Down, Left, Right.")
         return "\n".join(parts)
 
     # -- on device -------------------------------------------------------------------------------------------
