@@ -56,8 +56,8 @@ def render(run: Run) -> str:
         "table": _table(run),
         "success_summary": drawn.pop("success_summary"),
         "figures": "\n".join(drawn.values()),
-        "average_note": f"Where a curve has more than {MANY} points, the faint line is every point and the strong one a "
-        "centred moving average.",
+        "average_note": f"Where a curve has more than {MANY} points, the faint line is every point and the "
+        "strong one a centred moving average.",
         "rollout_note": html.escape(rollout_note(run.rollouts)),
         "rollouts": embed_json(list(run.rollouts.rollouts)),
         "config": html.escape(yaml.safe_dump(_plain(run.config), sort_keys=False) if run.config else "none"),

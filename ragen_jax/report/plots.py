@@ -78,7 +78,7 @@ def success_summary(table: MetricsTable, baselines: Baselines | None = None) -> 
         at = f" {tag}" if len(tags) > 1 else ""
         ends = [("before", 0), ("after", -1)] if len(series) > 1 else [("recorded", -1)] * len(series)
         rows += [(f"{when}{at}", _level(table, series, i), BLUE) for when, i in ends]
-    fig, (axes,) = panels(width=5.6, height=max(1.6, 0.5 + 0.36 * len(rows)))
+    fig, (axes,) = panels(width=4.6, height=max(1.6, 0.5 + 0.33 * len(rows)))
     if not rows:
         say(axes, "Not recorded: val-env/<tag>/success, baselines.json")
         return fig
@@ -182,11 +182,15 @@ def reward_variance(table: MetricsTable) -> Figure:
         label = "± one standard deviation"
         high = middle + spread
         if len(steps) > MANY:
-            low, high = smoothed(low)[0], smoothed(high)[0]
+            low, high = smoothed(low), smoothed(high)
         axes.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0, label=label)
     for name in ("max", "min"):
-        label = "largest and smallest" if name == "max" else None
-        _curve(axes, table.series(f"reward_variance/{name}"), MUTED, label)
+        _curve(
+            axes,
+            table.series(f"reward_variance/{name}"),
+            MUTED,
+            "largest and smallest" if name == "max" else None,
+        )
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     finish(axes, ylabel="reward, std within a prompt")
     return fig
@@ -277,24 +281,23 @@ def _cycle(count: int) -> list[str]:
     return [SERIES[i % len(SERIES)] for i in range(count)]
 
 
-def smoothed(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """(centred moving average, its window): a twelfth of the points, narrower at the ends."""
-    window = max(3, len(values) // 12) | 1
-    half = window // 2
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Centred moving average over a twelfth of the points; at the ends over those of them that there are."""
+    half = max(1, len(values) // 24)
     total = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
-    reach = np.minimum(np.minimum(index, len(values) - 1 - index), half)  # symmetric, so no end is dragged
-    return (total[index + reach + 1] - total[index - reach]) / (2 * reach + 1), window
+    start, stop = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return (total[stop] - total[start]) / (stop - start)
 
 
 def _curve(axes: Axes, series: Series, colour: str, label: str | None, **options: Any) -> bool:
-    """Draws a series; False if it is empty. Few points are marked, many are drawn faint under their average."""
+    """Draws a series; False if it is empty. Few points are marked, many are faint under their average."""
     if not len(series):
         return False
     values = series.values
     if len(series) > MANY:
         axes.plot(series.steps, values, color=colour, linewidth=0.7, alpha=0.35)
-        values, _ = smoothed(values)
+        values = smoothed(values)
     marker = "o" if len(series) <= FEW else None
     axes.plot(series.steps, values, color=colour, label=label, marker=marker, markersize=3, **options)
     return True

@@ -16,7 +16,7 @@ from ragen_jax.estimators.regimes import (
     UNKNOWN,
     regime,
 )
-from ragen_jax.report.style import BLUE, FOREGROUND, GREEN, MUTED, ORANGE, RED, finish, panels, say
+from ragen_jax.report.style import BLUE, FOREGROUND, GREEN, MUTED, ORANGE, RED, STEPS, finish, panels, say
 from ragen_jax.report.table import MetricsTable
 
 SOURCES = (
@@ -116,12 +116,13 @@ def regime_plane(table: MetricsTable) -> Figure:
             va="top" if at_top else "bottom", color=colour, fontsize=8.5,
         )  # fmt: skip
     axes.plot(path.entropy, path.mi, color=MUTED, linewidth=0.9, alpha=0.6)
-    points = axes.scatter(path.entropy, path.mi, c=path.steps, cmap="viridis", s=26, zorder=3, linewidths=0)
+    points = axes.scatter(path.entropy, path.mi, c=path.steps, cmap=STEPS, s=26, zorder=3, linewidths=0)
     for index in (0, -1) if len(path.steps) > 1 else (0,):
-        outer = path.entropy[index] > 0.6 * right
+        point = (path.entropy[index], path.mi[index])
+        outer = point[0] > 0.6 * right
         axes.annotate(
-            f"step {int(path.steps[index])}", (path.entropy[index], path.mi[index]), ha="right" if outer else "left",
-            va="center", textcoords="offset points", xytext=(-7 if outer else 7, 0), fontsize=8, color=FOREGROUND,
+            f"step {int(path.steps[index])}", point, ha="right" if outer else "left", va="center",
+            textcoords="offset points", xytext=(-7 if outer else 7, 0), fontsize=8, color=FOREGROUND,
         )  # fmt: skip
     axes.grid(visible=False)
     if len(path.steps) > 1:

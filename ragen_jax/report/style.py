@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -21,6 +22,9 @@ PURPLE = "#8a45b0"
 RED = "#b3263c"
 TEAL = "#0d7490"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, TEAL, RED)
+
+# Steps from first to last, to be seen on light and dark.
+STEPS = LinearSegmentedColormap.from_list("steps", ["#3f6fd8", "#8a58c8", "#d9577f", "#f0a340"])
 
 VARIABLES = {
     FOREGROUND: "--fg",

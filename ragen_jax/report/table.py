@@ -53,7 +53,7 @@ class MetricsTable:
         columns: dict[str, dict[int, float]] = {}
         for record in records:
             step = record.get("step")
-            if isinstance(step, bool) or not isinstance(step, (int, float)) or step != int(step):
+            if isinstance(step, bool) or not isinstance(step, (int, float)) or not float(step).is_integer():
                 continue
             for name, value in record.items():
                 if name == "step" or isinstance(value, (str, list, dict)):

@@ -4,6 +4,8 @@ import html
 import json
 import math
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,10 +13,10 @@ import pytest
 
 from ragen_jax.report import FIGURES, MetricsTable, read_run, save_plots, write_report
 from ragen_jax.report.overview import final_table, number, sentences
-from ragen_jax.report.page import embed_json, render
+from ragen_jax.report.page import embed_json, render, rollout_note
 from ragen_jax.report.regime_plane import regime_path
-from ragen_jax.report.rollouts import MAX_TEXT, choose, spread
-from ragen_jax.report.run_directory import Run
+from ragen_jax.report.rollouts import MAX_TEXT, choose, read_rollouts, spread
+from ragen_jax.report.run_directory import Run, read_json_lines
 
 TAG = "CoordFrozenLake"
 HOSTILE = '</script><script>alert("x")</script><!-- <b>&amp; \u2028 \U0001f600 {{title}}'
@@ -320,6 +322,8 @@ def test_nan_null_and_broken_lines(tmp_path):
         '{"step": 3, "actor/entropy": 0.5}',
         '{"step": 2, "actor/entropy": 0.75}',
         '{"actor/entropy": 99}',
+        '{"step": Infinity, "actor/entropy": 99}',
+        '{"step": 1.5, "actor/entropy": 99}',
     ]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     run = read_run(folder)
@@ -369,13 +373,16 @@ def test_reader_holds_the_rollouts(whole):
 
 def test_rollouts_are_capped_evenly_and_the_page_says_so(tmp_path):
     folder = build(tmp_path / "many")
-    page = Page(write_report(folder, max_rollouts=24).read_text(encoding="utf-8"))
-    assert 12 <= len(page.rollouts) <= 24
-    assert {r["step"] for r in page.rollouts} >= {0, 60}
-    assert "of 14 files, evenly over the steps" in page.words
-    assert "half successes and half failures" in page.words
-    none = Page(write_report(folder, max_rollouts=0).read_text(encoding="utf-8"))
-    assert none.rollouts == []
+    sample = read_run(folder, max_rollouts=24).rollouts
+    assert 12 <= len(sample.rollouts) <= 24
+    assert {r["step"] for r in sample.rollouts} >= {0, 60}
+    note = rollout_note(sample)
+    assert "of 14 files, evenly over the steps" in note
+    assert "half successes and half failures" in note
+    assert read_run(folder, max_rollouts=0).rollouts.rollouts == ()
+    little = read_rollouts(folder / "rollouts", read_json_lines, notes := [], max_total=4000).rollouts
+    assert 0 < len(little) < 10
+    assert "the page is at its limit of text" in notes[0]
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -430,6 +437,42 @@ def test_choice_of_rollouts():
     assert spread(list(range(11)), 3) == [0, 5, 10]
     assert spread([1, 2], 5) == [1, 2]
     assert spread([1, 2, 3], 1) == [3]
+
+
+# -- in a browser, where there is one --
+def in_browser(folder, script):
+    """The page's elements after `script` has run."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium here")
+    path = folder / "probe.html"
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    return Page(done.stdout)
+
+
+@pytest.mark.slow
+def test_reader_in_a_browser(tmp_path):
+    folder = build(tmp_path / "browser", hostile=True, steps=10)
+    write_report(folder)
+    press = 'document.dispatchEvent(new KeyboardEvent("keydown", {key: "%s", bubbles: true}));'
+    page = in_browser(folder, press % "ArrowRight" * 3 + press % "ArrowLeft")
+    assert "3 of 64" in page.words
+    assert "Turn 2" in page.words
+    first = in_browser(folder, "")
+    assert "1 of 64" in first.words
+    assert 'alert("x")' in first.words  # as text, in the reader
+    assert len(first.scripts) == 3
+    pick = (
+        'f = document.getElementById("f-outcome"); f.value = "failure"; f.dispatchEvent(new Event("change"));'
+    )
+    failures = in_browser(folder, pick)
+    lost = sum(not r["success"] for r in failures.rollouts)
+    assert f"1 of {lost}" in failures.words
+    pick = 'f = document.getElementById("f-view"); f.value = "compare"; f.dispatchEvent(new Event("change"));'
+    assert in_browser(folder, pick).words.count("I go down and then right.") >= 60
 
 
 # -- the rest --
