@@ -25,8 +25,8 @@ from ragen_jax.models import ModelConfig, extend, init_cache, load_model, pull, 
 from ragen_jax.models.gguf import cached_folder
 
 TEXT = (
-    "You are solving a puzzle on a grid of six rows and six columns. Walls are written #, floor _, the box X, "
-    "the goal O and the player P. Say where the player should go, and why, before you answer. "
+    "You are solving a puzzle on a grid of six rows and six columns. Walls are written #, floor _, the box "
+    "X, the goal O and the player P. Say where the player should go, and why, before you answer. "
 )
 
 
@@ -118,8 +118,8 @@ def main() -> None:
         "Greedy decoding, SmolLM2-135M, float32",
         ["batch", "ragen-jax tokens/s", "transformers tokens/s", "ratio", "rows with equal tokens"],
         compare(args.batch, args.prompt, args.new, args.repeats),
-        notes=f"Prompt of {args.prompt} tokens and {args.new} decoded tokens a row, the prompt included in the "
-        f"time; medians of {args.repeats} interleaved runs after one warm-up.",
+        notes=f"Prompt of {args.prompt} tokens and {args.new} decoded tokens a row, the prompt included in "
+        f"the time; medians of {args.repeats} interleaved runs after one warm-up.",
         record=args.record,
     )
 

@@ -34,7 +34,7 @@ def test_small_layout() -> None:
         *((tag, 1) for tag in TAGS + SPECIALS),
         ("√", 1), ("_", 1), ("7", 1), ("Left", 1), (" Right", 1), (" the", 1), ("You", 1),
         ("Right", 5), (" Left", 2), ("123", 3), ("##", 2), ("é", 2),
-        ("</think><answer>Up || Down</answer>", 7), ("</thin", 6), ("", 0),
+        ("</think><answer>Up || Down</answer>", 7), ("</thin", 6), ("   the", 3), ("", 0),
     ],
 )  # fmt: skip
 def test_small_counts(text: str, count: int) -> None:
