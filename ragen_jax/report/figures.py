@@ -43,8 +43,9 @@ FIGURES: Sequence[FigureOf] = (
     FigureOf(
         "regime_plane",
         "Regime",
-        "Where the run went, by step. Entropy tells whether reasoning varies, mutual information whether it "
-        "varies with the input. Only the second tells template collapse from diverse reasoning.",
+        "Where the run went, by step. Entropy tells whether reasoning varies, mutual information whether "
+        "it varies with the input. Only the second tells template collapse from diverse reasoning. High "
+        "is at least half of what the run began with.",
         lambda run: regime_plane(run.table),
     ),
     FigureOf(

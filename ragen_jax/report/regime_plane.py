@@ -15,24 +15,15 @@ from ragen_jax.estimators.regimes import (
     TEMPLATE_COLLAPSE,
     UNKNOWN,
     regime,
+    regime_thresholds,
 )
 from ragen_jax.report.style import BLUE, FOREGROUND, GREEN, MUTED, ORANGE, RED, STEPS, finish, panels, say
 from ragen_jax.report.table import MetricsTable
 
+_FAMILIES = ("collapse_first_turn_sample", "collapse_trajectory_sample", "collapse_turn_sample")
 SOURCES = (
-    (
-        "collapse_first_turn_sample/conditional_entropy_est",
-        "collapse_first_turn_sample",
-        "H(Z|X), nats a token",
-    ),
-    ("actor/entropy", "collapse_first_turn_sample", "token entropy, nats"),
-    (
-        "collapse_trajectory_sample/conditional_entropy_est",
-        "collapse_trajectory_sample",
-        "H(Z|X), nats a token",
-    ),
-    ("actor/entropy", "collapse_trajectory_sample", "token entropy, nats"),
-    ("collapse_turn_sample/conditional_entropy_est", "collapse_turn_sample", "H(Z|X), nats a token"),
+    *((f"{family}/conditional_entropy_est", family, "H(Z|X), nats a token") for family in _FAMILIES),
+    *(("actor/entropy", family, "token entropy, nats") for family in _FAMILIES),
 )
 
 
@@ -57,35 +48,33 @@ class RegimePath:
 
 
 def regime_path(table: MetricsTable) -> RegimePath | None:
-    """The first recorded pair of entropy and MI-Seq-Est, or None.
+    """The first recorded pair of entropy and MI-Est, or None.
 
-    Thresholds are `collapse/entropy_threshold` and `collapse/mi_threshold` where the run recorded them (last
-    value), else half the run's first entropy, and half its first mutual information or a tenth of the ceiling
-    if that is more.
+    Thresholds are those of `collapse/regime`: `regime_thresholds` of the run's first values, unless the run
+    recorded `collapse/entropy_threshold` and `collapse/mi_threshold`.
     """
     for entropy_name, family, label in SOURCES:
-        steps, entropy, mi = table.together(entropy_name, f"{family}/mi_seq_estimate")
+        steps, entropy, mi = table.together(entropy_name, f"{family}/mi_estimate")
         if not len(steps):
             continue
-        ceiling = table.series(f"{family}/mi_upper_bound").first
-        entropy_threshold = table.series("collapse/entropy_threshold").last
-        mi_threshold = table.series("collapse/mi_threshold").last
-        if entropy_threshold is None:
-            entropy_threshold = 0.5 * float(entropy[0])
-        if mi_threshold is None:
-            mi_threshold = max(0.5 * float(mi[0]), 0.1 * (ceiling or 0.0))
+        default = [float(x) for x in regime_thresholds(float(entropy[0]), float(mi[0]))]
+        recorded = [table.series(f"collapse/{name}_threshold").last for name in ("entropy", "mi")]
+        entropy_threshold, mi_threshold = (
+            d if r is None else r for d, r in zip(default, recorded, strict=True)
+        )
+        ceiling = table.series(f"{family}/mi_upper_bound_per_token").last
         return RegimePath(steps, entropy, mi, label, entropy_threshold, mi_threshold, ceiling)
     return None
 
 
 def regime_plane(table: MetricsTable) -> Figure:
-    """Entropy on x, MI-Seq-Est on y, points coloured by step, quadrants named."""
+    """Entropy on x, MI-Est on y, points coloured by step, quadrants named."""
     fig, (axes,) = panels(height=3.7)
     path = regime_path(table)
     if path is None:
         say(
             axes,
-            "Not recorded: <family>/mi_seq_estimate with\n<family>/conditional_entropy_est or actor/entropy",
+            "Not recorded: <family>/mi_estimate with\n<family>/conditional_entropy_est or actor/entropy",
         )
         return fig
     right = 1.12 * max(path.entropy.max(), 2 * path.entropy_threshold, 1e-6)
@@ -129,5 +118,5 @@ def regime_plane(table: MetricsTable) -> Figure:
         bar = fig.colorbar(points, ax=axes, pad=0.02, aspect=30)
         bar.outline.set_visible(False)
         bar.set_label("step", color=MUTED, fontsize=8)
-    finish(axes, xlabel=path.entropy_name, ylabel="MI-Seq-Est, nats a trace", legend=False)
+    finish(axes, xlabel=path.entropy_name, ylabel="MI-Est, nats a token", legend=False)
     return fig

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from ragen_jax.estimators import regime, regime_thresholds
 from ragen_jax.report import FIGURES, MetricsTable, read_run, save_plots, write_report
 from ragen_jax.report.overview import final_table, number, sentences
 from ragen_jax.report.page import embed_json, render, rollout_note
@@ -45,6 +46,7 @@ def metrics(steps=60, collapse=True):
                     f"{family}/mi_seq_estimate_high": mi + 0.12,
                     f"{family}/mi_estimate": mi / 20,
                     f"{family}/mi_upper_bound": ceiling,
+                    f"{family}/mi_upper_bound_per_token": ceiling / 20,
                     f"{family}/mi_zscore_ema": mi / 0.8,
                     f"{family}/retrieval_accuracy": max(1 / columns, keep * 0.9),
                     f"{family}/retrieval_chance_level": 1 / columns,
@@ -263,22 +265,24 @@ def test_regime_of_a_run_that_keeps_its_input(tmp_path):
     assert "Reasoning is in the regime of diverse reasoning from step 0 to step 60." in sentences(run)
 
 
-def test_regime_thresholds():
-    def path(**extra):
-        family = "collapse_first_turn_sample"
-        records = [
-            {"step": s, f"{family}/mi_seq_estimate": m, f"{family}/conditional_entropy_est": h, **extra}
-            for s, (h, m) in enumerate([(2.0, 0.02), (0.9, 0.3), (2.0, 0.1)])
-        ]
-        return regime_path(
-            MetricsTable.from_records([{**r, f"{family}/mi_upper_bound": 2.0} for r in records])
-        )
+def test_regime_is_the_run_s_own():
+    family = "collapse_first_turn_sample"
+    values = [(2.0, 0.2), (0.9, 0.3), (2.0, 0.05), (0.5, 0.01)]
+    first = regime_thresholds(*values[0])
 
-    default = path()
-    assert (default.entropy_threshold, default.mi_threshold) == pytest.approx((1.0, 0.2))
-    assert [default.code(i) for i in range(3)] == [1, 2, 1]
-    recorded = path(**{"collapse/entropy_threshold": 0.5, "collapse/mi_threshold": 0.05})
-    assert [recorded.code(i) for i in range(3)] == [1, 0, 0]
+    def path(**extra):
+        records = [
+            {"step": s, f"{family}/mi_estimate": m, f"{family}/conditional_entropy_est": h, **extra}
+            for s, (h, m) in enumerate(values)
+        ]
+        return regime_path(MetricsTable.from_records(records))
+
+    codes = [int(regime(h, m, entropy_threshold=first[0], mi_threshold=first[1])) for h, m in values]
+    assert codes == [0, 2, 1, 3]
+    assert [path().code(i) for i in range(4)] == codes
+    recorded = path(**{"collapse/entropy_threshold": 0.6, "collapse/mi_threshold": 0.04})
+    assert [recorded.code(i) for i in range(4)] == [0, 0, 0, 3]
+    assert regime_path(MetricsTable.from_records([{"step": 0, f"{family}/mi_estimate": 1.0}])) is None
 
 
 # -- incomplete runs --
