@@ -5,7 +5,7 @@
 
 from envs_jax.core import Environment, Span, StepInfo, TimeStep, Tokenizer, Transition
 from envs_jax.errors import ConfigError
-from envs_jax.registry import EnvSpec, make, register, registered
+from envs_jax.registry import EnvSpec, make, new_levels, register, registered
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, TurnState
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "TurnParams",
     "TurnState",
     "make",
+    "new_levels",
     "register",
     "registered",
 ]

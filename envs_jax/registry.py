@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from envs_jax.core import Environment, Tokenizer
 from envs_jax.errors import ConfigError, suggestion
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
+from envs_jax.games.sokoban import Sokoban
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -65,6 +66,22 @@ def _chat(chat: ChatFormat | str | None, tokenizer: Tokenizer) -> ChatFormat:
     return chat
 
 
+def pool_key(split: str, seed: int) -> jax.Array:
+    """Key of the level pool of a split."""
+    if split not in SPLITS:
+        raise ConfigError("split", split, f"use one of {', '.join(SPLITS)}")
+    return jax.random.fold_in(jax.random.key(seed), SPLITS.index(split))
+
+
+def new_levels(env: TurnEnv, params: TurnParams, *, split: str = "train", seed: int = 0) -> TurnParams:
+    """`params` with another level pool; `env` stays, so nothing compiles again.
+
+    The pool is that of `make(..., split=split, seed=seed)`. The observation buffers were measured on the old
+    pool; a level that needs more is flagged by `StepInfo.obs_overflow`.
+    """
+    return replace(params, env=env.env.init_params(pool_key(split, seed)))
+
+
 def make(
     tag: str,
     tokenizer: Tokenizer | None = None,
@@ -94,8 +111,7 @@ def make(
     Two calls with equal arguments give equal environments of equal hash, so compiled functions are reused.
     """
     spec = _spec(tag)
-    if split not in SPLITS:
-        raise ConfigError("split", split, f"use one of {', '.join(SPLITS)}")
+    key = pool_key(split, seed)
     env_fields = {f.name for f in fields(spec.factory)}  # type: ignore[arg-type]
     turn_fields = {f.name for f in fields(TurnConfig)}
     env_values, turn_values = dict(spec.env), dict(spec.turn)
@@ -108,7 +124,6 @@ def make(
             raise ConfigError(name, value, f"no such field; {suggestion(name, env_fields | turn_fields)}")
     if tokenizer is None:
         tokenizer = ByteTokenizer()
-    key = jax.random.fold_in(jax.random.key(seed), SPLITS.index(split))
     return build(
         tag,
         spec.factory(**env_values),
@@ -131,4 +146,26 @@ register("FrozenLake", EnvSpec(FrozenLake, {"success_rate": 0.8}))
 register(
     "CoordFrozenLake",
     EnvSpec(FrozenLake, {"success_rate": 0.8, "observation_format": "grid_coord"}, {"length_hint": 120}),
+)
+register("SimpleSokoban", EnvSpec(Sokoban, {"dim_room": (6, 6), "num_boxes": 1}))
+register("LargerSokoban", EnvSpec(Sokoban, {"dim_room": (8, 8), "num_boxes": 2, "search_depth": 10}))
+register(
+    "SokobanDifferentGridVocab",
+    EnvSpec(
+        Sokoban,
+        {
+            "dim_room": (6, 6),
+            "num_boxes": 1,
+            "search_depth": 30,
+            "symbols": ("W", ".", "G", "C", "B", "A", "@"),
+        },
+    ),
+)
+register(
+    "CoordSokoban",
+    EnvSpec(
+        Sokoban,
+        {"dim_room": (6, 6), "num_boxes": 1, "observation_format": "grid_coord"},
+        {"length_hint": 120},
+    ),
 )

@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from envs_jax.core import Span
 from envs_jax.errors import ConfigError
 from envs_jax.text.actions import NameTable, check_separator, match_name, split_actions
@@ -18,14 +21,30 @@ from envs_jax.text.detokenise import VocabTable, detokenise
 from envs_jax.text.phrases import PhraseTable, join
 from envs_jax.text.scan import is_space, occurrences, running_max
 from envs_jax.text.tags import find_tags
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 PIECES = [
-    "<think>", "</think>", "<answer>", "</answer>", "</think><answer>", "</think> \n<answer>", "</think",
-    "think>", "<answer", "/answer>", "</answer", "<", ">", "/", "||", "|", "|||", "||||", " ", "\n", "\t",
-    "\x1c", "\x1f", "\x0b", "\r", "Up", "down", "LEFT", "up ", "a", "é", "√", "日本", ";", "->", "ab", "x y", "\x00",
-]  # fmt: skip
+    *("<think>", "</think>", "<answer>", "</answer>", "</think><answer>", "</think> \n<answer>", "</think"),
+    *("think>", "<answer", "/answer>", "</answer", "<", ">", "/", "||", "|", "|||", "||||", " ", "\n", "\t"),
+    *(
+        "\x1c",
+        "\x1f",
+        "\x0b",
+        "\r",
+        "Up",
+        "down",
+        "LEFT",
+        "up ",
+        "a",
+        "é",
+        "√",
+        "日本",
+        ";",
+        "->",
+        "ab",
+        "x y",
+    ),
+    "\x00",
+]
 FORMS = ["why</think><answer>", "</think>\x1c<answer>", "</answer>"]
 CAPACITY = 128
 NAMES = ("Up", "Down", "Left", "Right")
@@ -160,7 +179,9 @@ def test_detokenise_gives_bytes_and_owners() -> None:
     vocab = [b"", b"", *{bytes(rng.choices(range(256), k=rng.randint(1, 9))) for _ in range(300)}]
     table = VocabTable.build(PieceTokenizer(vocab))  # type: ignore[arg-type]
     rows, t, capacity = 1500, 24, 96
-    tokens = np.asarray([[rng.randrange(-2, len(vocab) + 2) for _ in range(t)] for _ in range(rows)], np.int32)
+    tokens = np.asarray(
+        [[rng.randrange(-2, len(vocab) + 2) for _ in range(t)] for _ in range(rows)], np.int32
+    )
     tokens[: rows // 2, ::3] = rng.randrange(2)  # many tokens without bytes
     lengths = np.asarray([rng.randint(0, t) for _ in range(rows)], np.int32)
     run = jax.jit(jax.vmap(lambda a, n: detokenise(table, a, n, capacity)))
