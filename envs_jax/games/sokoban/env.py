@@ -122,19 +122,20 @@ class Sokoban(Environment):
                 raise ConfigError(
                     "difficulty", self.difficulty, "give (least, greatest) solution length, from 1"
                 )
-            if not self._has_table:
+            if not self.has_distances:
                 raise ConfigError(
                     "difficulty", self.difficulty, "needs one box and a room of at most 10 x 10"
                 )
         check_format(self.observation_format)
 
     @property
-    def _has_table(self) -> bool:
+    def has_distances(self) -> bool:
+        """Whether the parameters hold exact distances: one box, a room of at most 10 x 10."""
         return self.num_boxes == 1 and has_table(*self.dim_room)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        return ("boxes_on_target", *(("optimal_length", "distance_left") if self._has_table else ()))
+        return ("boxes_on_target", *(("optimal_length", "distance_left") if self.has_distances else ()))
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -220,7 +221,7 @@ class Sokoban(Environment):
         box = cells((state == BOX) | (state == BOX_ON_TARGET), self.num_boxes)
         floor = jnp.asarray(fixed != WALL)
         distance = jnp.zeros((count, 0, 0), jnp.int16)
-        if self._has_table:
+        if self.has_distances:
             distance = push_distance(floor[:, 1:-1, 1:-1], self._interior(target[:, 0]))
         return Rooms(floor, target, player, box, distance, jnp.ones(count, bool))
 
@@ -278,7 +279,7 @@ class Sokoban(Environment):
         solved = after == self.num_boxes
         reward = params.step_reward + jnp.sign(after - before).astype(jnp.float32) * params.box_reward
         metrics = [after]
-        if self._has_table:
+        if self.has_distances:
             start = self.level(state.level, params)
             metrics += [self.distance_left(start, params), self.distance_left(new, params)]
         return Transition(
