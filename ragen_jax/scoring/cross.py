@@ -2,12 +2,12 @@
 
 L[i, k, j] = log p(z_ik | x_j): trace k of prompt i, scored as the continuation of context j. The contexts' keys and
 values are made once; all traces are then run against them, their queries folded into one matrix product per head
-with the context's keys (which no trace copies), plus causal attention among a trace's own tokens. The work is that of
-P Lx + P P G T tokens, where scoring every concatenation takes P P G (Lx + T).
+with the context's keys (which no trace copies), plus causal attention among a trace's own tokens. The work is that
+of P Lx + P P G T tokens, where scoring every concatenation takes P P G (Lx + T).
 
-Traces of any length lie end to end in one stream of tokens, cut into chunks; the number of chunks is a traced value,
-so mixed lengths cost what they hold and nothing recompiles. A query sees the context, and of the stream its own
-trace: the stream's previous `lookback` slots at most. A trace's last token predicts nothing and is left out.
+Traces of any length lie end to end in one stream of tokens, cut into chunks; the number of chunks is a traced
+value, so mixed lengths cost what they hold and nothing recompiles. A query sees the context, and of the stream its
+own trace: the previous `lookback` slots at most. A trace's last token predicts nothing and is left out.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ MEMORY_BYTES = 256 * 2**20
 """Default budget for activations, keys and values, and logits, on each device."""
 
 _QUERIES = 64  # queries that attend to one window of the stream together
-_STEP_TOKENS = 512  # tokens (contexts x chunk) that a step of the loops takes, unless memory allows fewer
+_STEP_TOKENS = 512  # tokens (contexts x chunk) of a step that keep matrix products efficient on a CPU
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Contexts:
-    """What is conditioned on, left-aligned: `tokens[j, :length[j]]`, length 1 .. Lx. Padding ids are never read."""
+    """What is conditioned on: `tokens[j, :length[j]]`, length 1 .. Lx. What pads the rows has no effect."""
 
     tokens: Int[Array, "J Lx"]
     length: Int[Array, " J"]
@@ -47,7 +47,7 @@ class Contexts:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Traces:
-    """What is scored, left-aligned: `tokens[i, k, :length[i, k]]`, length 0 .. T. Padding ids are never read."""
+    """What is scored: `tokens[i, k, :length[i, k]]`, length 0 .. T. What pads the rows has no effect."""
 
     tokens: Int[Array, "P G T"]
     length: Int[Array, "P G"]
@@ -76,8 +76,8 @@ def cross_score(
 ) -> Float[Array, "P G J"]:
     """L[i, k, j] = sum over t of log p(z_ikt | x_j, z_ik<t), float32, under softmax(logits / temperature).
 
-    Compiled once for each combination of shapes, `cfg` and the keyword arguments other than `temperature`; lengths
-    and temperature are traced. May be called inside another `jit`. Not differentiable in reverse.
+    Compiled once for each combination of shapes, `cfg` and keyword arguments other than `temperature`; lengths and
+    temperature are traced. May be called inside another `jit`. Not differentiable in reverse.
 
     Args:
         params: parameters as `ragen_jax.models` keeps them (layers stacked).
@@ -85,14 +85,15 @@ def cross_score(
         traces: P x G traces. An empty trace scores 0; tell it by `traces.length == 0`.
         temperature: positive.
         valid_vocab: ids from here on have probability zero. Default: all of `cfg.vocab_size`.
-        mesh: if given, contexts are split over `axis_names` of it (padded if they do not divide), and the result is
-            sharded over j. Parameters are needed whole on every device of these axes.
+        mesh: if given, contexts are split over `axis_names` of it (padded if they do not divide), and the result
+            is sharded over j. Parameters are needed whole on every device of these axes.
         axis_names: default all axes of the mesh. The others are left to the compiler.
-        memory_bytes: budget of each device for everything but parameters and the result. The least that a program
-            needs may be more: one context's keys and values, and one step.
+        memory_bytes: each device's budget for everything but parameters and the result; steps grow with it, so
+            give an accelerator some GiB. The least that a program needs may be more: one context's keys and values
+            of all layers, and a step of 64 tokens.
 
     Returns:
-        L, with NaN in the place of every pair whose context or trace has a length out of range (0 for a context).
+        L, with NaN where the length of the context (0 included) or of the trace is out of range.
 
     Raises:
         ValueError: for shapes that do not fit, or axis names that the mesh lacks.
@@ -116,12 +117,12 @@ def cross_marginals(
 ) -> CrossMarginals:
     """Diagonal and log-mean-exp over j of `cross_score`'s L, without any device holding all of L.
 
-    Arguments as of `cross_score`, with as many contexts as prompts. Under a mesh each device reduces its contexts'
-    columns, and the parts are joined by pmax and psum. Results are the same on every device.
+    Arguments as of `cross_score`, with as many contexts as prompts. Under a mesh each device reduces its own
+    contexts' columns, and the parts are joined by pmax and psum. Results are the same on every device.
     """
     if contexts.tokens.shape[0] != traces.tokens.shape[0]:
         raise ValueError(
-            f"{contexts.tokens.shape[0]} contexts for traces of {traces.tokens.shape[0]} prompts: must be as many"
+            f"contexts {contexts.tokens.shape} and traces {traces.tokens.shape} must have as many prompts"
         )
     return _cross(
         True, params, cfg, contexts, traces, temperature, valid_vocab, mesh, axis_names, memory_bytes
@@ -204,7 +205,7 @@ def _padded(contexts: Contexts, multiple: int) -> Contexts:
 
 
 def _reduced(scores: Float[Array, "P G J"], axes: tuple[str, ...], count: int) -> CrossMarginals:
-    """Diagonal and log-mean-exp of L from this device's columns; the first `count` columns of all are real."""
+    """Diagonal and log-mean-exp of L from this device's columns; the first `count` of all are real."""
     first = jax.lax.axis_index(axes) * scores.shape[-1] if axes else 0
     column = first + jnp.arange(scores.shape[-1])
     scores = jnp.where(column < count, scores, -jnp.inf)
@@ -220,7 +221,7 @@ def _reduced(scores: Float[Array, "P G J"], axes: tuple[str, ...], count: int) -
     return CrossMarginals(matched, base + jnp.log(total) - math.log(count))
 
 
-# -- sizes -----------------------------------------------------------------------------------------------------------
+# -- sizes ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Plan:
     contexts: int  # contexts taken together
@@ -229,6 +230,7 @@ class _Plan:
     lookback: int  # slots before a group of queries that it may need, a multiple of `queries`
     traces: int  # traces in one stream
     context_chunk: int
+    vocab_block: int
 
 
 def _up(n: int, multiple: int) -> int:
@@ -236,7 +238,7 @@ def _up(n: int, multiple: int) -> int:
 
 
 def _even(total: int, most: int) -> int:
-    """Size of equal parts of at most `most`: a divisor of `total` if a large one exists, else with some padding."""
+    """Size of equal parts of at most `most`: a divisor of `total` if a large one exists, else padded."""
     most = max(min(total, most), 1)
     for size in range(most, most // 2, -1):
         if total % size == 0:
@@ -245,36 +247,46 @@ def _even(total: int, most: int) -> int:
 
 
 def _plan(cfg: ModelConfig, j: int, lx: int, n: int, t: int, memory_bytes: int) -> _Plan:
-    """Blocks for J contexts of Lx tokens and N traces of T: as large as pays, within the budget where possible."""
+    """Sizes for J contexts of Lx tokens and N traces of T, within the budget where possible.
+
+    Half of the budget is for the streams with their keys and values, a quarter for one step.
+    """
     width = cfg.compute_dtype.itemsize
     kv = 2 * cfg.num_key_value_heads * cfg.head_dim * width
-    stream_token = cfg.hidden_size * width + kv
-    step_token = 4 * (
-        3 * cfg.intermediate_size + 6 * cfg.hidden_size + 2 * cfg.num_attention_heads * (lx + t)
-    )
-    step_token += 4 * min(cfg.vocab_size, 8192)
-    queries = min(_QUERIES, _up(max(t - 1, 1), 8))
+    stream_token, inputs = cfg.hidden_size * width + kv, max(t - 1, 1)
+    queries = min(_QUERIES, _up(inputs, 8))
     lookback = _up(max(t - 2, 0), queries)
-    step = max(min(_STEP_TOKENS, memory_bytes // 4 // step_token), queries)
+    attention = 2 * cfg.num_attention_heads * (lx + lookback + queries)
+    step_token = 4 * (3 * cfg.intermediate_size + 6 * cfg.hidden_size + attention)
+    step = max(memory_bytes // 4 // step_token, queries)
     room = memory_bytes // 2
-    one = lx * (cfg.hidden_size * width + kv) + n * (t - 1) * stream_token
+    one = lx * (cfg.hidden_size * width + kv) + n * inputs * stream_token
     if one <= room:  # all traces in one stream, one layer of the context at a time
-        traces, together = n, room // one
+        traces, contexts = n, _even(j, room // one)
     else:
         room -= cfg.num_hidden_layers * lx * kv
-        traces, together = max(room // ((t - 1) * stream_token), 1), 1
-    contexts = _even(j, min(together, max(step // queries, 1)))
-    chunk = max(step // contexts // queries, 1) * queries
-    traces = _even(n, traces)
-    chunk = min(chunk, _up(max(traces * (t - 1), 1), queries))
-    return _Plan(contexts, chunk, queries, lookback, traces, min(lx, max(step // contexts, 1)))
+        traces, contexts = _even(n, room // (inputs * stream_token)), 1
+    capacity = traces * inputs
+    # a stream's last chunk is half empty on average: no larger than a 16th of it, unless steps get too small
+    step = min(step, max(_STEP_TOKENS, contexts * capacity // 16))
+    contexts = _even(j, min(contexts, max(step // queries, 1)))
+    chunk = min(max(step // contexts // queries, 1) * queries, _up(capacity, queries))
+    return _Plan(
+        contexts=contexts,
+        chunk=chunk,
+        queries=queries,
+        lookback=lookback,
+        traces=traces,
+        context_chunk=_even(lx, step // contexts),
+        vocab_block=min(cfg.vocab_size, max(memory_bytes // 16 // (4 * contexts * chunk), 256)),
+    )
 
 
-# -- the stream ------------------------------------------------------------------------------------------------------
+# -- the stream ----------------------------------------------------------------------------------------------
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Stream:
-    """Traces end to end, each without its last token. Slots from `used` on hold nothing, their segment is -1."""
+    """Traces end to end, each without its last token. Slots from `used` on are empty: segment -1."""
 
     tokens: Int[Array, " S"]
     target: Int[Array, " S"]
@@ -303,12 +315,14 @@ def _stream(tokens: Int[Array, "N T"], length: Int[Array, " N"], chunk: int) -> 
     )
 
 
-# -- one layer -------------------------------------------------------------------------------------------------------
+# -- one layer -----------------------------------------------------------------------------------------------
 _slice = functools.partial(jax.lax.dynamic_slice_in_dim, axis=1)
 _update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
 
 
-def _scores(q: Float[Array, "... C Q H"], k: Float[Array, "... S K H"], visible: Bool[Array, "..."]) -> Array:
+def _scores(
+    q: Float[Array, "... C Q H"], k: Float[Array, "... S K H"], visible: Bool[Array, " *mask"]
+) -> Array:
     """Masked logits [..., K, Q/K, C, S] of attention, float32."""
     q = q.reshape(*q.shape[:-2], k.shape[-2], -1, q.shape[-1])
     logits = jnp.einsum("...ckrh,...skh->...krcs", q, k, preferred_element_type=jnp.float32)
@@ -363,7 +377,7 @@ def _stream_layer(
     empty = vary(empty, varies(x))
 
     def windows(a: Array) -> Array:
-        """[..., lookback + chunk, K, H] -> [..., groups, lookback + queries, K, H]: what each group may attend to."""
+        """[Q, lookback + chunk, K, H] -> [Q, groups, lookback + queries, K, H], what each group may see."""
         parts = a.reshape(count, window // queries, queries, *a.shape[2:])
         groups = chunk // queries
         return jnp.concatenate([parts[:, i : i + groups] for i in range(lookback // queries + 1)], axis=2)
@@ -408,7 +422,7 @@ def _stream_layer(
     return jax.lax.fori_loop(0, chunks, step, (x, empty, empty))[0]
 
 
-# -- all layers ------------------------------------------------------------------------------------------------------
+# -- all layers ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Setup:
     """What every step needs: sizes, weights in the compute dtype, and how tokens are scored."""
@@ -422,7 +436,7 @@ class _Setup:
     temperature: Float[Array, ""]
     valid_vocab: int
 
-    def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
+    def embed(self, tokens: Int[Array, " *shape"]) -> Float[Array, "*shape D"]:
         return self.table[tokens].astype(self.cfg.compute_dtype)
 
     def block(self, layer: dict[str, Array]) -> Block:
@@ -531,7 +545,13 @@ def _sums(
         hidden = setup.final(_slice(rows, i * chunk, chunk)).reshape(count * chunk, -1)
         target = jnp.tile(jax.lax.dynamic_slice_in_dim(stream.target, i * chunk, chunk), count)
         logprob, _ = token_logprobs(
-            hidden, setup.head, target, temperature=setup.temperature, valid_vocab=setup.valid_vocab
+            hidden,
+            setup.head,
+            target,
+            temperature=setup.temperature,
+            valid_vocab=setup.valid_vocab,
+            row_block=count * chunk,
+            vocab_block=setup.plan.vocab_block,
         )
         return _update(logprobs, logprob.reshape(count, chunk), i * chunk)
 

@@ -220,12 +220,25 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             raise ConfigError("config", str(path), f"is not YAML: {' '.join(str(e).split())}") from e
         if not isinstance(tree, dict):
             raise ConfigError("config", str(path), "must hold a mapping of sections")
+    return config_from_dict(_overridden(tree, overrides))
+
+
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """The configuration with `a.b=value` overrides applied. Another `env.tag` drops the old environment's settings."""
+    tree = config_to_dict(config)
+    new_tag = any(o.startswith("env.tag=") and o.partition("=")[2] != config.env.tag for o in overrides)
+    if new_tag:
+        tree["env"] = {}
+    return config_from_dict(_overridden(tree, overrides))
+
+
+def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     for item in overrides:
         name, equals, value = item.partition("=")
         if not equals:
             raise ConfigError("override", item, "write it as section.field=value")
         _set(tree, name.split("."), yaml.safe_load(value))
-    return config_from_dict(tree)
+    return tree
 
 
 def config_from_dict(tree: Mapping[str, Any]) -> Config:

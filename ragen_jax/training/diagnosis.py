@@ -43,9 +43,9 @@ class DiagnosisSpec:
     std_eps: float = 1e-3
 
 
-def empty_ema(spec: DiagnosisSpec) -> dict[str, CollapseEma]:
+def empty_ema(families: tuple[str, ...]) -> dict[str, CollapseEma]:
     """The moving averages before the first diagnosis, one a family."""
-    return {family: CollapseEma.empty() for family in spec.families}
+    return {family: CollapseEma.empty() for family in families}
 
 
 def equal_rows(tokens: Int[Array, "N L"], length: Int[Array, "N"]) -> Int[Array, "N"]:

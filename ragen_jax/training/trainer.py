@@ -24,10 +24,16 @@ from ragen_jax.estimators import REGIME_NAMES, UNKNOWN, regime, regime_threshold
 from ragen_jax.models import Params
 from ragen_jax.rl import init_state
 from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, HostState, RunState, load_tree, save_tree
-from ragen_jax.training.config import Config, config_from_dict, config_to_dict, config_to_yaml
+from ragen_jax.training.config import (
+    Config,
+    config_from_dict,
+    config_to_dict,
+    config_to_yaml,
+    with_overrides,
+)
 from ragen_jax.training.diagnosis import FAMILIES, empty_ema
 from ragen_jax.training.evaluation import baselines, evaluate
-from ragen_jax.training.metrics import MetricsWriter, write_atomically
+from ragen_jax.training.metrics import MetricsWriter, read_jsonl, write_atomically
 from ragen_jax.training.programs import (
     FilterSpec,
     diagnosis_program,
@@ -58,6 +64,18 @@ def read_run_config(run_dir: Path) -> Config:
     if not path.exists():
         raise ConfigError("run", str(run_dir), "is not a run directory (no config.yaml)")
     return config_from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+_MAY_CHANGE = ("training.total_training_steps", "evaluation.test_freq", "run.save_freq", "run.rollout_freq")
+
+
+def resumed_config(run_dir: Path, overrides: list[str]) -> Config:
+    """A run's configuration with the few overrides that leave what was trained so far as it is."""
+    for item in overrides:
+        name = item.partition("=")[0]
+        if name not in _MAY_CHANGE:
+            raise ConfigError(name, item.partition("=")[2], f"cannot change in a resumed run; only {', '.join(_MAY_CHANGE)} can")
+    return with_overrides(read_run_config(run_dir), overrides)
 
 
 def _new_run_dir(config: Config, setup: Setup) -> Path:
@@ -138,7 +156,7 @@ class _Run:
         state = init_state(
             self.setup.model, params, self.config.optim, lora=self.lora, critic=algorithm.uses_critic, key=key
         )
-        return RunState(state, empty_ema(self.setup.diagnosis_spec))
+        return RunState(state, empty_ema(self.setup.diagnosis_spec.families))
 
     def _keep_reference(self, params: Params | None) -> None:
         """The KL term's reference: the policy before RL. `params` None: read back what was kept."""
@@ -296,8 +314,6 @@ class _Run:
 
 def summarise(run_dir: Path, tag: str) -> dict[str, Any]:
     """First and last values of what a reader asks for first, from the run's own files."""
-    from ragen_jax.training.metrics import read_jsonl
-
     rows = read_jsonl(run_dir / "metrics.jsonl")
 
     def ends(name: str) -> dict[str, float] | None:

@@ -1,0 +1,100 @@
+"""A policy to look at: from a run's checkpoint or from a model file, with the environment that it is put in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+
+from ragen_jax.models import Params
+from ragen_jax.rl import init_state
+from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState
+from ragen_jax.training.config import Config, config_from_dict, load_config, with_overrides
+from ragen_jax.training.diagnosis import empty_ema
+from ragen_jax.training.programs import diagnosis_program, episode_metrics, rollout_program
+from ragen_jax.training.setup import Setup, build, draw_levels
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`trainable` and `base` as in `TrainState`."""
+
+    setup: Setup
+    trainable: dict[str, Any]
+    base: Params | None
+
+
+def load_policy(source: str, overrides: list[str], *, step: int | None = None) -> Policy:
+    """A run directory (its checkpoint `step`, default the newest) or a model; `overrides` change the configuration.
+
+    Raises ValueError naming what is wrong: no such run or model, no such step, a model of other shapes.
+    """
+    run_dir = Path(source)
+    if not (run_dir / "config.yaml").exists():
+        if step is not None:
+            raise CheckpointError(f"{source}: --step belongs to a run directory, and this is none")
+        config = load_config(None, [f"model.path={source}", *overrides])
+        setup = build(config)
+        return Policy(setup, {"policy": setup.params}, None)
+    stored: Config = config_from_dict(yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
+    config = with_overrides(stored, overrides)
+    setup = build(config, run_dir=run_dir)
+    # What is restored has the shapes of the run as it was trained, whatever environment it is now put in.
+    state = init_state(
+        setup.model, setup.params, stored.optim, lora=stored.model.lora, critic=stored.algorithm.uses_critic,
+        key=jax.random.key(0),
+    )  # fmt: skip
+    families = [f for f in ("first_turn", "trajectory", "turn") if getattr(stored.diagnosis, f"{f}_enabled")]
+    like = RunState(state, empty_ema(tuple(families)))
+    restored, _ = Checkpoints(run_dir).restore(like, step)
+    base = setup.params if stored.model.lora is not None else None
+    return Policy(setup, {"policy": restored.train.trainable["policy"]}, base)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Metrics by name, and traces: each with its prompt's group, its text and its log-probs under every prompt."""
+
+    metrics: dict[str, float]
+    traces: list[dict[str, Any]]
+
+
+def diagnose_policy(policy: Policy, *, show: int = 8) -> Diagnosis:
+    """Rolls out one training-shaped batch and diagnoses it, every family."""
+    setup = policy.setup
+    config, lora = setup.config, setup.config.model.lora
+    key = jax.random.fold_in(jax.random.key(config.run.seed), 1)
+    temperature = config.rollout.temperature
+    traj = rollout_program(
+        policy.trainable, policy.base, setup.train, setup.stops, key, draw_levels(setup, 1), temperature,
+        spec=setup.rollout_spec, group_size=config.rollout.group_size, lora=lora,
+    )  # fmt: skip
+    metrics, _, samples = diagnosis_program(
+        policy.trainable, policy.base, traj, jax.random.fold_in(key, 7), empty_ema(setup.diagnosis_spec.families),
+        temperature, spec=setup.diagnosis_spec, lora=lora,
+    )  # fmt: skip
+    values = {n: float(v) for n, v in jax.device_get({**metrics, **episode_metrics(traj)}).items()}
+    traces: list[dict[str, Any]] = []
+    if "first_turn" in samples:
+        sample, scores = jax.device_get(samples["first_turn"])
+        host = jax.device_get(traj)
+        for row in np.flatnonzero(sample.chosen)[:show]:
+            episode = int(sample.episode[row])
+            start, end = int(host.think_start[episode, 0]), int(host.think_end[episode, 0])
+            group = episode // traj.group_size
+            traces.append(
+                {
+                    "group": group,
+                    "member": episode % traj.group_size,
+                    "tokens": end - start,
+                    "reasoning": setup.env.text_of(setup.train, host.tokens[episode, start:end]),
+                    "own_logprob": float(scores[row, group]),
+                    "best_prompt": int(np.argmax(scores[row])),
+                    "logprobs": [round(float(s), 3) for s in scores[row]],
+                }
+            )
+    return Diagnosis(values, traces)

@@ -1,0 +1,178 @@
+"""The update as a whole: what it may not depend on, what it leaves alone, and how often it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from batches import TINY, random_trajectories
+
+from ragen_jax.models import forward, init_params, unembedding
+from ragen_jax.rl import Objective, OptimConfig, TrainState, UpdateSpec, grpo_advantages, init_state, update
+from ragen_jax.rl.losses import policy_loss
+from ragen_jax.rollout import SAMPLED
+
+GRPO = UpdateSpec(
+    TINY, Objective(adv_estimator="grpo", entropy_coeff=0.01), OptimConfig(lr=1e-2, critic_lr=1e-2), TINY.vocab_size,
+    max_sampled=30, mini_batch_size=16, micro_batch_size=4, length_buckets=3,
+)  # fmt: skip
+PPO = replace(GRPO, objective=Objective(adv_estimator="gae", entropy_coeff=0.01))
+ALL = jnp.ones(4, bool)
+
+
+def start(spec: UpdateSpec, seed: int = 0) -> TrainState:
+    policy = init_params(TINY, jax.random.key(seed))
+    return init_state(
+        TINY, policy, spec.optim, lora=None, critic=spec.objective.uses_critic, key=jax.random.key(seed)
+    )
+
+
+def run(spec: UpdateSpec, traj, keep=ALL, state: TrainState | None = None, **kwargs):
+    return jax.jit(partial(update, spec=spec))(state or start(spec), traj, keep, **kwargs)
+
+
+def close(a, b, atol: float = 2e-6) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+@pytest.mark.parametrize("spec", [GRPO, PPO], ids=["grpo", "ppo"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_microbatch_size_padding_and_buckets_do_not_matter(spec: UpdateSpec, mode: str) -> None:
+    spec = replace(spec, objective=replace(spec.objective, loss_agg_mode=mode), mini_batch_size=8)
+    traj = random_trajectories(0)
+    expected, tally = run(spec, traj)
+    wider = replace(
+        traj, **{n: jnp.pad(getattr(traj, n), ((0, 0), (0, 11))) for n in ("tokens", "role", "turn", "logprob")}
+    )
+    for other, batch in (
+        (replace(spec, micro_batch_size=2), traj), (replace(spec, micro_batch_size=8, length_buckets=1), traj),
+        (replace(spec, length_buckets=5), wider),
+    ):  # fmt: skip
+        got, seen = run(other, batch)
+        close(got.trainable, expected.trainable, atol=1e-5)
+        for name, value in tally.means().items():
+            assert seen.means()[name] == pytest.approx(value, abs=1e-4), name
+
+
+def test_gradient_equals_rows_one_by_one_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle: each row alone, cut to its length, log-softmax over the whole vocabulary, loss by the formula."""
+    traj = random_trajectories(1)
+    params = init_params(TINY, jax.random.key(3))
+    adv = np.asarray(grpo_advantages(traj.score.reshape(4, 4))).reshape(-1)
+    rows = [np.asarray(traj.tokens[b, : int(traj.length[b])]) for b in range(16)]
+    masks = [np.asarray(traj.role[b, : int(traj.length[b])]) == SAMPLED for b in range(16)]
+    total = sum(m.sum() for m in masks)
+
+    def loss(params):
+        out = 0.0
+        for b in range(16):
+            hidden = forward(params, TINY, jnp.asarray(rows[b])[None])[0]
+            logp = jax.nn.log_softmax(hidden @ unembedding(params, TINY).T)
+            for s in np.flatnonzero(masks[b]):
+                row = logp[s - 1]
+                pg, _ = policy_loss(row[rows[b][s]], jax.lax.stop_gradient(row[rows[b][s]]), adv[b], GRPO.objective)
+                out += pg + 0.01 * jnp.sum(jnp.exp(row) * row)
+        return out / total
+
+    expected = jax.grad(loss)(params)
+    norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(expected)))
+    # Plain gradient descent in place of AdamW, so that the change of the parameters is the gradient.
+    sgd = optax.partition({"policy": optax.sgd(1.0)}, lambda tree: {"policy": jax.tree.map(lambda _: "policy", tree["policy"])})
+    monkeypatch.setattr("ragen_jax.rl.learner.optimiser", lambda cfg: sgd)
+    state = TrainState({"policy": params}, sgd.init({"policy": params}), jnp.int32(0), jnp.int32(0))
+    after, tally = update(state, traj, ALL, spec=GRPO)
+    change = jax.tree.map(lambda a, b: a - b, params, after.trainable["policy"])
+    close(change, expected, atol=1e-6)
+    assert tally.means()["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("spec", [GRPO, PPO], ids=["grpo", "ppo"])
+def test_filtered_groups_might_as_well_not_exist(spec: UpdateSpec) -> None:
+    traj = random_trajectories(2)
+    keep = jnp.array([True, False, True, False])
+    rows = np.flatnonzero(np.repeat(np.asarray(keep), 4))
+    alone = jax.tree.map(lambda x: x[rows], traj)
+    expected, _ = run(spec, alone, jnp.ones(2, bool))
+    got, _ = run(spec, traj, keep)
+    close(got.trainable, expected.trainable)
+    # Whatever a dropped group holds, NaN included, reaches nothing.
+    poisoned = replace(traj, reward=jnp.where(jnp.repeat(keep, 4)[:, None], traj.reward, jnp.nan))
+    again, tally = run(spec, poisoned, keep)
+    close(again.trainable, got.trainable)
+    assert all(np.isfinite(v) for v in tally.means().values())
+
+
+@pytest.mark.parametrize("spec", [GRPO, PPO], ids=["grpo", "ppo"])
+def test_nothing_kept_changes_nothing(spec: UpdateSpec) -> None:
+    state = start(spec)
+    after, tally = run(spec, random_trajectories(3), jnp.zeros(4, bool), state)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    assert tally.means() == {}
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
+    traj = random_trajectories(4)
+    state = start(GRPO)
+    bad = replace(traj, reward=traj.reward.at[0, 0].set(jnp.inf))
+    after, _ = run(GRPO, bad, ALL, state)
+    jax.tree.map(np.testing.assert_array_equal, after.trainable, state.trainable)
+    assert int(after.skipped) == 1
+    assert int(after.updates) == 0
+
+
+def test_only_sampled_tokens_are_learned_from() -> None:
+    """With every advantage positive, each sampled token's probability rises; a row without any leaves no trace."""
+    traj = random_trajectories(5)
+    silent = replace(traj, role=jnp.where(traj.role == SAMPLED, 1, traj.role).astype(jnp.uint8))
+    state = start(replace(GRPO, optim=OptimConfig(lr=1e-2, weight_decay=0.0)))
+    spec = replace(GRPO, optim=OptimConfig(lr=1e-2, weight_decay=0.0), objective=Objective(entropy_coeff=0.01))
+    after, tally = run(spec, silent, ALL, state)
+    close(after.trainable, state.trainable, atol=0)
+    assert tally.means()["actor/grad_norm"] == 0
+    moved, _ = run(spec, traj, ALL, state)
+    assert any(bool(jnp.any(a != b)) for a, b in zip(*map(jax.tree.leaves, (moved.trainable, state.trainable)), strict=True))
+
+
+def test_epochs_and_minibatches_make_the_steps() -> None:
+    spec = replace(GRPO, mini_batch_size=4, ppo_epochs=2)
+    after, _ = run(spec, random_trajectories(6), jnp.array([True, True, False, True]))
+    assert int(after.updates) == 2 * 3
+
+
+def test_one_compilation_for_every_outcome_of_the_filter() -> None:
+    traces = 0
+
+    def counted(*args):
+        nonlocal traces
+        traces += 1
+        return update(*args, spec=GRPO)
+
+    f = jax.jit(counted)
+    state, traj = start(GRPO), random_trajectories(7)
+    for keep in ([1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1]):
+        f(state, traj, jnp.array(keep, bool))
+    assert traces == 1
+
+
+def test_kl_needs_a_reference_and_pulls_toward_it() -> None:
+    objective = Objective(use_kl_loss=True, kl_loss_coef=10.0, entropy_coeff=0.0, constant_reward_tol=1e9)
+    spec = replace(GRPO, objective=objective)  # the tolerance makes every advantage 0: only the KL acts
+    traj, state = random_trajectories(8), start(spec)
+    with pytest.raises(ValueError, match="use_kl_loss"):
+        update(state, traj, ALL, spec=spec)
+    reference = init_params(TINY, jax.random.key(9))
+    values = []
+    for _ in range(4):
+        state, tally = run(spec, traj, ALL, state, reference=reference)
+        values.append(tally.means()["actor/kl_loss"])
+    assert values[-1] < values[0]
+
+
+def test_bad_batch_sizes_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="mini_batch_size"):
+        replace(GRPO, mini_batch_size=6)
