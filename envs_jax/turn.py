@@ -21,7 +21,7 @@ from envs_jax.text.phrases import PhraseTable, join, phrase_lengths
 from envs_jax.text.scan import is_space
 from envs_jax.text.tags import find_tags
 
-BYTES_PER_TOKEN = 8  # default parser buffer for each token of a response
+BYTES_PER_TOKEN = 8  # default parser buffer for each token of a response, or the longest token if shorter
 SIZING_LEVELS = 256  # levels looked at to choose the observation buffers
 
 FORM_THINK = "<think> [Your thoughts] </think> <answer> [your answer] </answer>"
@@ -42,7 +42,8 @@ class TurnConfig:
         max_response_tokens: T, length of the response buffer that the caller uses.
         length_hint: number of "words (tokens)" that the prompt asks the agent to stay within.
         style: "full" is the published layout; "brief" has only the state and the opening tag.
-        response_bytes: N, the parser's buffer; None for 8 bytes per response token. `make` fills it in.
+        response_bytes: N, the parser's buffer, at least 32. None: `max_response_tokens` times the longest
+            token of the vocabulary or 8 bytes, whichever is less; `make` fills it in.
         system_prompt: first words of the system message.
     """
 
@@ -574,12 +575,14 @@ def build(
         raise ConfigError(
             "chat", chat.name, f"the tokenizer lacks {', '.join(missing)}; use another format or tokenizer"
         )
+    vocab = VocabTable.build(tokenizer)
     if config.response_bytes is None:
-        config = replace(config, response_bytes=BYTES_PER_TOKEN * config.max_response_tokens)
+        each = min(BYTES_PER_TOKEN, int(vocab.lengths.max()))
+        config = replace(config, response_bytes=max(32, each * config.max_response_tokens))
     params = TurnParams(
         env=env.init_params(key),
         phrases=PhraseTable.build(_all_phrases(env, config, chat), tokenizer),
-        vocab=VocabTable.build(tokenizer),
+        vocab=vocab,
         format_penalty=jnp.asarray(config.format_penalty, jnp.float32),
     )
     special_tokens = tuple(sorted(specials.items()))

@@ -185,7 +185,7 @@ def test_borders_are_pretoken_borders(style: str, chat: str) -> None:
     """Holds for any byte-level BPE behind the three published pre-tokenisers."""
     env, rows = observations("CoordSokoban", style, chat, True)
     phrases = env.phrases()
-    # The Llama 3 format begins a message with two newlines, which only GPT-2's pattern parts from what follows.
+    # The Llama 3 format begins a message with two newlines; only GPT-2's pattern cuts between them.
     kinds = ["qwen2", "llama3"] if chat == "llama3" and style == "brief" else list(canonical.PRETOKENIZERS)
     specials = "|".join(re.escape(s) for s in CHATML_SPECIALS + LLAMA_SPECIALS)
     for fragments in rows:
