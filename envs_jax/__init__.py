@@ -5,7 +5,7 @@
 
 from envs_jax.core import Environment, Span, StepInfo, TimeStep, Tokenizer, Transition
 from envs_jax.errors import ConfigError
-from envs_jax.registry import EnvSpec, make, new_levels, register, registered
+from envs_jax.registry import EnvSpec, make, new_levels, register, registered, spec
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, TurnState
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "new_levels",
     "register",
     "registered",
+    "spec",
 ]

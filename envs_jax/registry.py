@@ -44,7 +44,8 @@ def registered() -> tuple[str, ...]:
     return tuple(sorted(_REGISTRY))
 
 
-def _spec(tag: str) -> EnvSpec:
+def spec(tag: str) -> EnvSpec:
+    """What `tag` stands for. Raises ConfigError for a tag that is not registered."""
     if tag not in _REGISTRY:
         raise ConfigError("tag", tag, suggestion(tag, _REGISTRY))
     return _REGISTRY[tag]
@@ -110,11 +111,11 @@ def make(
 
     Two calls with equal arguments give equal environments of equal hash, so compiled functions are reused.
     """
-    spec = _spec(tag)
+    found = spec(tag)
     key = pool_key(split, seed)
-    env_fields = {f.name for f in fields(spec.factory)}  # type: ignore[arg-type]
+    env_fields = {f.name for f in fields(found.factory)}  # type: ignore[arg-type]
     turn_fields = {f.name for f in fields(TurnConfig)}
-    env_values, turn_values = dict(spec.env), dict(spec.turn)
+    env_values, turn_values = dict(found.env), dict(found.turn)
     for name, value in overrides.items():
         if name in env_fields:
             env_values[name] = value
@@ -126,7 +127,7 @@ def make(
         tokenizer = ByteTokenizer()
     return build(
         tag,
-        spec.factory(**env_values),
+        found.factory(**env_values),
         TurnConfig(**turn_values),
         _chat(chat, tokenizer),
         tokenizer,

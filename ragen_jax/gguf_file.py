@@ -22,7 +22,7 @@ class GGUFFile:
         with self.path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise GGUFError(f"{self.path}: not a GGUF file (it does not start with the letters GGUF)")
-        again = "the file was probably cut short; download it again (ragen-jax pull)"
+        again = "the file was probably cut short; download it again (ragen-jax models pull)"
         try:
             self._reader = gguf.GGUFReader(self.path)
             self.tensors = {t.name: t for t in self._reader.tensors}

@@ -52,7 +52,7 @@ def pulled(name: str, dest: str | Path | None = None) -> Path | None:
         return None
     path = _target(name, dest)
     if not path.exists():
-        raise ModelFileError(f"{name} is not here yet: run `ragen-jax pull {name}` (expected {path})")
+        raise ModelFileError(f"{name} is not here yet: run `ragen-jax models pull {name}` (expected {path})")
     return path
 
 

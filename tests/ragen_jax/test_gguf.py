@@ -132,7 +132,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamesp
 
 
 def test_pull_is_atomic_and_idempotent(tmp_path: Path, index: types.SimpleNamespace) -> None:
-    with pytest.raises(ModelFileError, match="ragen-jax pull tiny"):
+    with pytest.raises(ModelFileError, match="ragen-jax models pull tiny"):
         load_model("tiny")
     lines: list[str] = []
     path = hub.pull("tiny", progress=lines.append)
