@@ -259,10 +259,10 @@ def demonstrations(
     """One response text for each of a batch of states (leading axis B).
 
     Reasoning, `</think>`, the answer and its closing tag; the opening tag is not included, nor any reasoning
-    where the protocol has none. The reasoning names the places of player and goal (and box), what lies in each
-    direction, and the chosen moves, in one of three wordings. With probability `skill` in [0, 1] a move is on a
-    shortest way; else it is toward the goal, holes or not (FrozenLake), or any move that changes something
-    (Sokoban). Raises ValueError for an environment without a teacher.
+    where the protocol has none. The reasoning names the places of player and goal (and box), what lies in
+    each direction, and the chosen moves, in one of three wordings. With probability `skill` in [0, 1] a move
+    is on a shortest way; else it is toward the goal, holes or not (FrozenLake), or any move that changes
+    something (Sokoban). Raises ValueError for an environment without a teacher.
     """
     worse = "blind" if isinstance(env.env, FrozenLake) else "legal"
     wordings, _ = _wordings(env)

@@ -57,7 +57,7 @@ def test_two_boxes_of_the_larger_tag() -> None:
     levels = [jax.tree.map(np.asarray, env.level(jnp.int32(i), params)) for i in range(60)]
     found = np.asarray([reference.shortest(*reference.room_arrays(env, params, s)) for s in levels])
     assert found.min() >= 1
-    assert abs(found.mean() - 5.75) < 1.0
+    assert abs(found.mean() - 5.75) < 0.9
     assert found.max() <= 13  # ten steps of reverse play and three stray ones
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from envs_jax.games.sokoban.solver import DIRECTIONS, just_pulled, push_distance, reverse_reachable
 
 TURN_PROBABILITY = 0.35
+PLAYS = 8  # reverse plays of a room with several boxes; gives lengths near those of the 8 x 8 tag
 CHUNK = 512  # rooms drawn by one call
 MAX_ATTEMPTS = 400  # draws of one room before generation gives up
 MAX_TABLE = 64 * 64  # (player, box) states of a room for which the distance table is kept
@@ -244,7 +245,7 @@ def draw_rooms(
 ) -> Rooms:
     """One attempt at each of the rooms `index`, from (key, index, attempt); `valid` says which came out."""
     one_box = boxes == 1 and has_table(rows, cols)
-    plays = (((rows - 2) * (cols - 2)) ** 2,) if one_box else (min(max(640 // depth, 4), 64), depth, 4)
+    plays = (((rows - 2) * (cols - 2)) ** 2,) if one_box else (PLAYS, depth, 4)
     sizes = [topology_draws(rows, cols), rows * cols, 15, math.prod(plays)]
 
     def draw(index: Array) -> Array:
