@@ -10,6 +10,7 @@ import jax
 
 from envs_jax.core import Environment, Tokenizer
 from envs_jax.errors import ConfigError, suggestion
+from envs_jax.fields import convert, read_fields
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
 from envs_jax.games.sokoban import Sokoban
@@ -107,22 +108,24 @@ def make(
         **overrides: fields of the environment's dataclass or of `TurnConfig`.
 
     Raises:
-        ConfigError: for an unknown tag, split, chat format or override, or a value out of range.
+        ConfigError: for an unknown tag, split, chat format or override, or a value of another type or out of range.
 
     Two calls with equal arguments give equal environments of equal hash, so compiled functions are reused.
     """
     found = spec(tag)
+    for name, slots in (("prompt_capacity", prompt_capacity), ("obs_capacity", obs_capacity)):
+        if slots is not None and convert(int, slots, name) < 1:
+            raise ConfigError(name, slots, "use a number of at least 1, or None")
     key = pool_key(split, seed)
     env_fields = {f.name for f in fields(found.factory)}  # type: ignore[arg-type]
     turn_fields = {f.name for f in fields(TurnConfig)}
-    env_values, turn_values = dict(found.env), dict(found.turn)
     for name, value in overrides.items():
-        if name in env_fields:
-            env_values[name] = value
-        elif name in turn_fields:
-            turn_values[name] = value
-        else:
+        if name not in env_fields | turn_fields:
             raise ConfigError(name, value, f"no such field; {suggestion(name, env_fields | turn_fields)}")
+    given_env = {n: v for n, v in overrides.items() if n in env_fields}
+    given_turn = {n: v for n, v in overrides.items() if n not in env_fields}
+    env_values = {**found.env, **read_fields(found.factory, given_env)}
+    turn_values = {**found.turn, **read_fields(TurnConfig, given_turn)}
     if tokenizer is None:
         tokenizer = ByteTokenizer()
     return build(

@@ -96,6 +96,9 @@ def rotate(x: Float[Array, "... H D"], cos: Float[Array, "... D2"], sin: Float[A
 class Block(nnx.Module):
     """One decoder block. Attention itself is the caller's: `project`, attend, `finish`."""
 
+    attn_norm: nnx.Param
+    mlp_norm: nnx.Param
+
     def __init__(self, cfg: ModelConfig):
         self.cfg = cfg
         for (group, name), spec in weight_specs(cfg).items():

@@ -37,6 +37,11 @@ class OptimConfig:
         for name in ("lr", "critic_lr", "grad_clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"optim.{name} is {getattr(self, name)}; it must be positive")
+        for name in ("weight_decay", "warmup_steps", "decay_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"optim.{name} is {getattr(self, name)}; it must not be negative")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas is {list(self.betas)}; both must lie in [0, 1)")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"optim.schedule is {self.schedule!r}; use 'constant' or 'cosine'")
         if self.schedule == "cosine" and self.decay_steps <= self.warmup_steps:

@@ -32,8 +32,8 @@ class HostState:
     """Host-side values that change from step to step."""
 
     step: int = 0
-    first_entropy: float | None = None
-    first_mi: float | None = None
+    entropy_threshold: float | None = None  # of the regime, from the first diagnosis
+    mi_threshold: float | None = None
     empty_steps: int = 0
 
     def plain(self) -> dict[str, Any]:
@@ -47,10 +47,17 @@ def _abstract(tree: Any) -> Any:
 class Checkpoints:
     """Checkpoints under `<run_dir>/checkpoints`. A step that was not written whole does not exist for Orbax."""
 
-    def __init__(self, run_dir: Path, keep: int = 2) -> None:
+    def __init__(self, run_dir: Path, keep: int = 2, *, read_only: bool = False) -> None:
         self.directory = (run_dir / "checkpoints").absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        if read_only and not self.directory.is_dir():
+            raise CheckpointError(f"{self.directory}: no checkpoints are there")
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=None if read_only else keep, create=not read_only, read_only=read_only,
+            save_interval_steps=0 if read_only else 1,
+        )  # fmt: skip
+        # Named handlers, so that what a checkpoint holds can be asked before anything is restored.
+        handlers = {"state": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
     def latest(self) -> int | None:
         return self._manager.latest_step()
@@ -67,19 +74,33 @@ class Checkpoints:
         if step is None or step not in self._manager.all_steps():
             found = ", ".join(map(str, self._manager.all_steps())) or "none"
             raise CheckpointError(f"{self.directory}: no checkpoint of step {step}; there are: {found}")
-        stored = self._manager.item_metadata(step).state
-        have = {jax.tree_util.keystr(p): tuple(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(stored.tree)}
-        want = [tuple(jnp.shape(x)) for x in jax.tree.leaves(like)]
-        if sorted(have.values()) != sorted(want):
+        try:
+            stored = self._manager.item_metadata(step).state
+            have = sorted(tuple(x.shape) for x in jax.tree.leaves(stored.tree))
+        except Exception as e:  # Orbax fails in many ways on files that are missing, cut short or foreign
+            raise self._damaged(step, e) from e
+        want = sorted(tuple(jnp.shape(x)) for x in jax.tree.leaves(like))
+        if have != want:
             raise CheckpointError(
                 f"{self.directory}, step {step}: holds {len(have)} arrays that are not those of this model "
                 f"({len(want)} arrays); the model or the algorithm in the configuration is another one"
             )
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(state=ocp.args.StandardRestore(_abstract(like)), host=ocp.args.JsonRestore()),
-        )
-        return restored.state, HostState(**restored.host)
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(_abstract(like)), host=ocp.args.JsonRestore()
+                ),
+            )
+            return restored.state, HostState(**restored.host)
+        except Exception as e:
+            raise self._damaged(step, e) from e
+
+    def _damaged(self, step: int, error: Exception) -> CheckpointError:
+        others = [s for s in self._manager.all_steps() if s != step]
+        remedy = f"delete the folder of that step to go on from step {max(others)}" if others else "start another run"
+        words = " ".join(str(error).split())[:200]
+        return CheckpointError(f"{self.directory}, step {step}: cannot be read ({words}); {remedy}")
 
     def wait(self) -> None:
         """Blocks until everything started is on disk."""
@@ -87,6 +108,17 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def latest_step(run_dir: Path) -> int | None:
+    """The newest whole checkpoint of a run, None without any. Changes nothing on disk."""
+    if not (run_dir / "checkpoints").is_dir():
+        return None
+    checkpoints = Checkpoints(run_dir, read_only=True)
+    try:
+        return checkpoints.latest()
+    finally:
+        checkpoints.close()
 
 
 def save_tree(path: Path, tree: Any) -> None:

@@ -7,16 +7,16 @@ suggestion; every value's type is checked; what contradicts is refused with the 
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import yaml
 
-from envs_jax.errors import ConfigError, suggestion
+from envs_jax.errors import ConfigError
+from envs_jax.fields import read_fields
 from ragen_jax.models.lora import LoraConfig
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig
@@ -66,6 +66,8 @@ class RolloutSection:
     def __post_init__(self) -> None:
         _at_least("rollout.env_groups", self.env_groups, 1)
         _at_least("rollout.group_size", self.group_size, 1)
+        _at_least("rollout.rollout_filter_selection_eps", self.rollout_filter_selection_eps, 0)
+        _at_least("rollout.rollout_filter_empty_stop_steps", self.rollout_filter_empty_stop_steps, 0)
         if not self.temperature > 0:
             raise ConfigError("rollout.temperature", self.temperature, "training needs a positive temperature")
         if self.rollout_filter_value <= 0:
@@ -99,6 +101,15 @@ class WarmStartSection:
     skill: float = 0.5  # how often the teacher's move is the best one; its words are always true
     demonstrations: int = 16_384  # episodes' turns to draw once, and to cycle through
 
+    def __post_init__(self) -> None:
+        _at_least("warm_start.steps", self.steps, 0)
+        _at_least("warm_start.batch_size", self.batch_size, 1)
+        _at_least("warm_start.demonstrations", self.demonstrations, 1)
+        if not self.lr > 0:
+            raise ConfigError("warm_start.lr", self.lr, "it must be positive")
+        if not 0 <= self.skill <= 1:
+            raise ConfigError("warm_start.skill", self.skill, "it is a share and lies in [0, 1]")
+
 
 @dataclass(frozen=True)
 class TrainingSection:
@@ -113,7 +124,10 @@ class TrainingSection:
     max_skipped_updates: int = 10  # stop after this many optimiser steps with a gradient that is not finite
 
     def __post_init__(self) -> None:
-        for name in ("total_training_steps", "mini_batch_size", "micro_batch_size", "ppo_epochs", "length_buckets"):
+        for name in (
+            "total_training_steps", "mini_batch_size", "micro_batch_size", "ppo_epochs", "length_buckets",
+            "max_skipped_updates",
+        ):  # fmt: skip
             _at_least(f"training.{name}", getattr(self, name), 1)
         if self.mini_batch_size % self.micro_batch_size:
             raise ConfigError(
@@ -137,6 +151,9 @@ class DiagnosisSection:
     def __post_init__(self) -> None:
         _at_least("diagnosis.compute_freq", self.compute_freq, 0)
         _at_least("diagnosis.num_samples", self.num_samples, 2)
+        _at_least("diagnosis.std_eps", self.std_eps, 0)
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError("diagnosis.ema_decay", self.ema_decay, "it must lie in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,10 @@ class EvaluationSection:
     temperature: float = 0.5  # 0: greedy
 
     def __post_init__(self) -> None:
+        _at_least("evaluation.test_freq", self.test_freq, 0)
         _at_least("evaluation.levels", self.levels, 1)
+        _at_least("evaluation.batch_size", self.batch_size, 1)
+        _at_least("evaluation.temperature", self.temperature, 0)
         if self.levels % self.batch_size:
             raise ConfigError(
                 "evaluation.batch_size", self.batch_size, f"it must divide evaluation.levels ({self.levels})"
@@ -169,6 +189,14 @@ class RunSection:
     rollouts_kept: int = 16  # episodes in each sample
     tensorboard: bool = True
     wandb: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name in (".", "..") or any(c in self.name for c in "/\\\0"):
+            raise ConfigError("run.name", self.name, "it names one folder in run.dir")
+        _at_least("run.save_freq", self.save_freq, 0)
+        _at_least("run.keep_checkpoints", self.keep_checkpoints, 1)
+        _at_least("run.rollout_freq", self.rollout_freq, 0)
+        _at_least("run.rollouts_kept", self.rollouts_kept, 1)
 
 
 @dataclass(frozen=True)
@@ -214,6 +242,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             text = Path(path).read_text(encoding="utf-8")
         except OSError as e:
             raise ConfigError("config", str(path), f"cannot be read ({e.strerror}); give a YAML file") from e
+        except UnicodeDecodeError as e:
+            raise ConfigError("config", str(path), "is not text; give a YAML file") from e
         try:
             tree = yaml.safe_load(text) or {}
         except yaml.YAMLError as e:
@@ -237,13 +267,17 @@ def _overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
         name, equals, value = item.partition("=")
         if not equals:
             raise ConfigError("override", item, "write it as section.field=value")
-        _set(tree, name.split("."), yaml.safe_load(value))
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as e:
+            raise ConfigError(name, value, "is not a YAML value; put it in quotes") from e
+        _set(tree, name.split("."), parsed)
     return tree
 
 
 def config_from_dict(tree: Mapping[str, Any]) -> Config:
     """Builds and checks a configuration from plain data."""
-    return _build(Config, tree, "")
+    return _build(tree)
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
@@ -274,60 +308,14 @@ def _set(tree: dict[str, Any], path: list[str], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _build(cls: Any, tree: Any, where: str) -> Any:
+def _build(tree: Any) -> Config:
     if not isinstance(tree, Mapping):
-        raise ConfigError(where or "config", tree, "must be a section of named fields")
-    hints = get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls)]
-    values: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{where}.{key}" if where else str(key)
-        if key in known and not (cls is EnvConfig and key == "overrides"):
-            values[key] = _convert(hints[key], value, name)
-        elif cls is EnvConfig:
-            extra[key] = tuple(value) if isinstance(value, list) else value  # checked by envs_jax.make
-        else:
-            raise ConfigError(name, value, f"no such field; {suggestion(str(key), known)}")
-    if extra:
-        values["overrides"] = extra
-    return cls(**values)
-
-
-def _convert(hint: Any, value: Any, name: str) -> Any:
-    origin = get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        options = get_args(hint)
-        if value is None and type(None) in options:
-            return None
-        return _convert(next(o for o in options if o is not type(None)), value, name)
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise ConfigError(name, value, f"use one of {', '.join(map(str, get_args(hint)))}")
-        return value
-    if origin is tuple:
-        inner = get_args(hint)
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(name, value, "must be a list")
-        if inner[-1] is Ellipsis:
-            return tuple(_convert(inner[0], v, name) for v in value)
-        if len(value) != len(inner):
-            raise ConfigError(name, value, f"must be a list of {len(inner)}")
-        return tuple(_convert(t, v, name) for t, v in zip(inner, value, strict=True))
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, name)
-    if hint is float:
-        if isinstance(value, str):  # YAML 1.1 reads 1e-6 as text
-            try:
-                return float(value)
-            except ValueError:
-                pass
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(name, value, "must be a number")
-        return float(value)
-    if hint is int and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ConfigError(name, value, "must be a whole number")
-    if hint in (bool, str, int) and not isinstance(value, hint):
-        kind = {bool: "true or false", str: "text", int: "a whole number"}[hint]
-        raise ConfigError(name, value, f"must be {kind}")
-    return value
+        raise ConfigError("config", tree, "must be a mapping of sections")
+    env = tree.get("env", {})
+    if not isinstance(env, Mapping):
+        raise ConfigError("env", env, "must be a section of named fields")
+    own = {f.name for f in dataclasses.fields(EnvConfig)} - {"overrides"}
+    section = {k: v for k, v in env.items() if k in own}
+    # The rest are fields of the environment and of its protocol, which only envs_jax.make knows.
+    others = {str(k): tuple(v) if isinstance(v, list) else v for k, v in env.items() if k not in own}
+    return Config(**read_fields(Config, {**tree, "env": {**section, "overrides": others}}))

@@ -104,8 +104,9 @@ def diagnose(
             column_valid=column_valid,
         )  # fmt: skip
         values, new_ema[family] = collapse_metrics_rows(
-            pairs, ema[family], std_eps=spec.std_eps, ema_decay=spec.ema_decay
-        )
+            pairs, ema[family], std_eps=spec.std_eps, ema_decay=spec.ema_decay,
+            bootstrap_key=jax.random.fold_in(family_key, 1),
+        )  # fmt: skip
         metrics |= {f"{FAMILIES[family]}/{name}": value for name, value in values.items()}
         samples[family] = (sample, scores)
     return metrics | thinking_metrics(traj, valid), new_ema, samples

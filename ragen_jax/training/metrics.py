@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -45,6 +46,21 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(scratch, path)
 
 
+def finite(x: Any) -> Any:
+    """Plain data with None in place of every number that is not finite, as JSON has no others."""
+    if isinstance(x, dict):
+        return {k: finite(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [finite(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def check_loggers(*, wandb: bool) -> None:
+    """Raises ConfigError when a logger that is asked for is not installed."""
+    if wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("run.wandb", True, "wandb is not installed: pip install 'ragen-jax[wandb]'")
+
+
 class MetricsWriter:
     """Appends one row a step. `resume_step` drops rows after that step, which a resumed run writes again."""
 
@@ -61,6 +77,7 @@ class MetricsWriter:
         self.path = run_dir / "metrics.jsonl"
         kept = [r for r in read_jsonl(self.path) if resume_step is not None and r["step"] <= resume_step]
         write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept))
+        self.seconds: float = kept[-1].get("time") or 0.0 if kept else 0.0  # what the run has taken so far
         self._file = self.path.open("a", encoding="utf-8")
         self._tensorboard = self._wandb = None
         if tensorboard:
@@ -69,23 +86,22 @@ class MetricsWriter:
             purge = None if resume_step is None else resume_step + 1
             self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
         if wandb:
-            try:
-                import wandb as module
-            except ImportError as e:
-                raise ConfigError("run.wandb", True, "wandb is not installed: pip install 'ragen-jax[wandb]'") from e
+            check_loggers(wandb=True)
+            import wandb as module
+
             self._wandb = module.init(project="ragen-jax", name=name, config=config, dir=str(run_dir), resume="allow")
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Writes a row. A value that is not finite is written as null, so that its absence is seen."""
-        clean = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
+        clean = finite(metrics)
         self._file.write(json.dumps({"step": step, **clean}) + "\n")
         self._file.flush()
-        finite = {k: v for k, v in clean.items() if v is not None}
+        known = {k: v for k, v in clean.items() if v is not None}
         if self._tensorboard is not None:
-            for k, v in finite.items():
+            for k, v in known.items():
                 self._tensorboard.add_scalar(k, v, step)
         if self._wandb is not None:
-            self._wandb.log(finite, step=step)
+            self._wandb.log(known, step=step)
 
     def close(self) -> None:
         self._file.close()

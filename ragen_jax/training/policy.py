@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import yaml
 
 from ragen_jax.models import Params
 from ragen_jax.rl import init_state
 from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState
-from ragen_jax.training.config import Config, config_from_dict, load_config, with_overrides
+from ragen_jax.training.config import Config, load_config, with_overrides
 from ragen_jax.training.diagnosis import empty_ema
 from ragen_jax.training.programs import diagnosis_program, episode_metrics, rollout_program
 from ragen_jax.training.setup import Setup, build, draw_levels
@@ -40,7 +39,7 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
         config = load_config(None, [f"model.path={source}", *overrides])
         setup = build(config)
         return Policy(setup, {"policy": setup.params}, None)
-    stored: Config = config_from_dict(yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8")))
+    stored: Config = load_config(run_dir / "config.yaml")
     config = with_overrides(stored, overrides)
     setup = build(config, run_dir=run_dir)
     # What is restored has the shapes of the run as it was trained, whatever environment it is now put in.
@@ -50,7 +49,11 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
     )  # fmt: skip
     families = [f for f in ("first_turn", "trajectory", "turn") if getattr(stored.diagnosis, f"{f}_enabled")]
     like = RunState(state, empty_ema(tuple(families)))
-    restored, _ = Checkpoints(run_dir).restore(like, step)
+    checkpoints = Checkpoints(run_dir, read_only=True)
+    try:
+        restored, _ = checkpoints.restore(like, step)
+    finally:
+        checkpoints.close()
     base = setup.params if stored.model.lora is not None else None
     return Policy(setup, {"policy": restored.train.trainable["policy"]}, base)
 

@@ -70,10 +70,10 @@ def evaluation_table(setup: Setup, result: Evaluation, baselines: dict[str, dict
     table.add_row("this policy", _rate(result.success(setup.env.tag)))
     for name, value in baselines.items():
         table.add_row(name, _rate(value))
-    for name, value in result.metrics.items():
+    for name, measure in result.metrics.items():
         short = name.removeprefix(f"val-env/{setup.env.tag}/")
         if not short.startswith("success"):
-            table.add_row(f"  {short}", f"{value:.3f}")
+            table.add_row(f"  {short}", f"{measure:.3f}")
     return table
 
 

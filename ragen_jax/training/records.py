@@ -12,7 +12,7 @@ import numpy as np
 
 from envs_jax.turn import TurnEnv, TurnParams
 from ragen_jax.rollout import Trajectories
-from ragen_jax.training.metrics import write_atomically
+from ragen_jax.training.metrics import finite, write_atomically
 
 
 def episode_records(
@@ -76,5 +76,5 @@ def write_records(run_dir: Path, records: list[dict[str, Any]]) -> Path:
     """Writes records of one split and step to rollouts/<split>_<step>.jsonl."""
     first = records[0]
     path = run_dir / "rollouts" / f"{first['split']}_{first['step']:06d}.jsonl"
-    write_atomically(path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    write_atomically(path, "".join(json.dumps(finite(r), ensure_ascii=False) + "\n" for r in records))
     return path

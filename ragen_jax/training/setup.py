@@ -50,10 +50,13 @@ def build_tokenizer(config: Config) -> SmallTokenizer:
 
 
 def _make(config: Config, tokenizer: AnyTokenizer | None, split: str, **capacity: int) -> tuple[TurnEnv, TurnParams]:
-    return envs_jax.make(
-        config.env.tag, tokenizer, split=split, seed=config.env.seed, chat=config.env.chat,
-        **{**config.env.overrides, **capacity},
-    )  # fmt: skip
+    try:
+        return envs_jax.make(
+            config.env.tag, tokenizer, split=split, seed=config.env.seed, chat=config.env.chat,
+            **{**config.env.overrides, **capacity},
+        )  # fmt: skip
+    except ConfigError as e:
+        raise ConfigError(f"env.{e.field}", e.value, e.remedy) from e
 
 
 def build(config: Config, *, run_dir: Path | None = None) -> Setup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -23,17 +23,25 @@ from envs_jax.errors import ConfigError
 from ragen_jax.estimators import REGIME_NAMES, UNKNOWN, regime, regime_thresholds
 from ragen_jax.models import Params
 from ragen_jax.rl import init_state
-from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, HostState, RunState, load_tree, save_tree
+from ragen_jax.training.checkpoints import (
+    CheckpointError,
+    Checkpoints,
+    HostState,
+    RunState,
+    latest_step,
+    load_tree,
+    save_tree,
+)
 from ragen_jax.training.config import (
     Config,
-    config_from_dict,
     config_to_dict,
     config_to_yaml,
+    load_config,
     with_overrides,
 )
 from ragen_jax.training.diagnosis import FAMILIES, empty_ema
 from ragen_jax.training.evaluation import baselines, evaluate
-from ragen_jax.training.metrics import MetricsWriter, read_jsonl, write_atomically
+from ragen_jax.training.metrics import MetricsWriter, check_loggers, write_atomically
 from ragen_jax.training.programs import (
     FilterSpec,
     diagnosis_program,
@@ -43,8 +51,9 @@ from ragen_jax.training.programs import (
 )
 from ragen_jax.training.records import episode_records, write_records
 from ragen_jax.training.setup import Setup, build, draw_levels
+from ragen_jax.training.summary import summarise
 from ragen_jax.training.teachers import demonstrations
-from ragen_jax.training.warm_start import imitate, play
+from ragen_jax.training.warm_start import Dialogues, imitate, play
 
 _DIAGNOSE = 7  # address of the diagnosis's random numbers within a step
 
@@ -63,7 +72,7 @@ def read_run_config(run_dir: Path) -> Config:
     path = run_dir / "config.yaml"
     if not path.exists():
         raise ConfigError("run", str(run_dir), "is not a run directory (no config.yaml)")
-    return config_from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return load_config(path)
 
 
 _MAY_CHANGE = ("training.total_training_steps", "evaluation.test_freq", "run.save_freq", "run.rollout_freq")
@@ -78,41 +87,60 @@ def resumed_config(run_dir: Path, overrides: list[str]) -> Config:
     return with_overrides(read_run_config(run_dir), overrides)
 
 
-def _new_run_dir(config: Config, setup: Setup) -> Path:
+def _check_new(config: Config) -> Path:
+    """The directory of a run that is not there yet."""
     run_dir = Path(config.run.dir) / config.run.name
     if (run_dir / "config.yaml").exists():
         raise ConfigError(
             "run.name", config.run.name,
-            f"{run_dir} holds a run already; choose another run.name, or go on with it: ragen-jax train --resume {run_dir}",
+            f"{run_dir} holds a run already; choose another run.name, or go on with it: "
+            f"ragen-jax train --resume {run_dir}",
         )  # fmt: skip
-    run_dir.mkdir(parents=True, exist_ok=True)
-    setup.tokenizer.save(run_dir / "tokenizer")
-    write_atomically(run_dir / "config.yaml", config_to_yaml(config))
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise ConfigError("run.name", config.run.name, f"{run_dir} exists and is no run; choose another run.name")
     return run_dir
 
 
-def warm_start(setup: Setup, params: Params, progress: Progress) -> tuple[Params, float | None]:
-    """Imitates the environment's teacher; returns the parameters and the last loss in nats a token."""
+def _make_run_dir(run_dir: Path, setup: Setup) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    setup.tokenizer.save(run_dir / "tokenizer")
+    write_atomically(run_dir / "config.yaml", config_to_yaml(setup.config))
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """What a run from the start needs besides its setup: the part that can still be refused for bad settings."""
+
+    baselines: dict[str, dict[str, float]]
+    dialogues: Dialogues | None
+
+
+def _prepare(setup: Setup) -> _Preparation:
     section = setup.config.warm_start
+    found = baselines(setup)
     if not section.steps:
-        return params, None
-    seed = setup.config.run.seed
-    key = jax.random.fold_in(jax.random.key(seed), 0)
+        return _Preparation(found, None)
 
     def speak(states: Any, key: jax.Array) -> list[str]:
         return demonstrations(setup.env, setup.train, states, key, section.skill)
 
     levels = jnp.arange(section.demonstrations) % setup.env.num_levels
-    dialogues = play(setup.env, setup.train, setup.tokenizer, speak, levels, key)
+    key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 0)
+    return _Preparation(found, play(setup.env, setup.train, setup.tokenizer, speak, levels, key))
+
+
+def _warm_start(setup: Setup, dialogues: Dialogues, progress: Progress) -> tuple[Params, float]:
+    """Imitates the demonstrations; returns the parameters and the last loss in nats a token."""
+    section = setup.config.warm_start
+    params, loss = setup.params, jnp.float32(math.nan)
     task = progress.add_task("warm start", total=section.steps, note="")
-    loss = None
-    for params, loss in imitate(
+    for params, loss in imitate(  # noqa: B007, B020: the last ones are what counts
         params, setup.model, dialogues, steps=section.steps, batch_size=section.batch_size, lr=section.lr,
-        valid_vocab=setup.tokenizer.vocab_size, seed=seed,
+        valid_vocab=setup.tokenizer.vocab_size, seed=setup.config.run.seed,
     ):  # fmt: skip
         progress.advance(task)
-    progress.update(task, note=f"loss {float(loss):.3f}")  # type: ignore[arg-type]
-    return params, float(loss)  # type: ignore[arg-type]
+    progress.update(task, note=f"loss {float(loss):.3f}")
+    return params, float(loss)
 
 
 def train(config: Config | None = None, *, resume: Path | None = None, console: Console | None = None) -> RunResult:
@@ -125,23 +153,26 @@ def train(config: Config | None = None, *, resume: Path | None = None, console: 
     """
     console = console or Console()
     if resume is not None:
-        config = config or read_run_config(resume)
-        setup, run_dir = build(config, run_dir=resume), resume
+        run_dir, config = resume, config or read_run_config(resume)
+    elif config is None:
+        raise ConfigError("config", None, "give a configuration, or a run to resume")
     else:
-        if config is None:
-            raise ConfigError("config", None, "give a configuration, or a run to resume")
-        setup = build(config)
-        run_dir = _new_run_dir(config, setup)
+        run_dir = _check_new(config)
+    check_loggers(wandb=config.run.wandb)
+    setup = build(config, run_dir=resume)
+    begun = resume is not None and latest_step(run_dir) is not None
+    preparation = None if begun else _prepare(setup)
+    if resume is None:
+        _make_run_dir(run_dir, setup)
     with _progress(console) as progress, _interruptible() as interrupted:
-        return _Run(setup, run_dir, progress, console).go(resumed=resume is not None, interrupted=interrupted)
+        return _Run(setup, run_dir, progress).go(preparation, interrupted)
 
 
 class _Run:
     """State of the shell around one run."""
 
-    def __init__(self, setup: Setup, run_dir: Path, progress: Progress, console: Console) -> None:
-        self.setup, self.config, self.run_dir = setup, setup.config, run_dir
-        self.progress, self.console = progress, console
+    def __init__(self, setup: Setup, run_dir: Path, progress: Progress) -> None:
+        self.setup, self.config, self.run_dir, self.progress = setup, setup.config, run_dir, progress
         self.checkpoints = Checkpoints(run_dir, setup.config.run.keep_checkpoints)
         self.lora = setup.config.model.lora
         self.base = setup.params if self.lora is not None else None
@@ -170,29 +201,35 @@ class _Run:
             save_tree(path, params)
         self.reference = load_tree(path, self.setup.params)
 
-    def go(self, *, resumed: bool, interrupted: _Interrupted) -> RunResult:
+    def go(self, preparation: _Preparation | None, interrupted: _Interrupted) -> RunResult:
+        """The whole run; `preparation` None: from the newest checkpoint."""
         state, host = None, HostState()
-        if resumed and self.checkpoints.latest() is not None:
+        if preparation is None:
             state, host = self.checkpoints.restore(self._fresh(self.setup.params))
             self._keep_reference(None)
+            write_atomically(self.run_dir / "config.yaml", config_to_yaml(self.config))
         writer = MetricsWriter(
             self.run_dir, tensorboard=self.config.run.tensorboard, wandb=self.config.run.wandb,
-            config=config_to_dict(self.config), name=self.config.run.name, resume_step=host.step if state else None,
+            config=config_to_dict(self.config), name=self.config.run.name,
+            resume_step=None if state is None else host.step,
         )  # fmt: skip
+        self.started -= writer.seconds
         try:
-            if state is None:
-                state = self._begin(writer)
+            if preparation is not None:
+                state = self._begin(preparation, writer)
+            assert state is not None
             stopped = self._loop(state, host, writer, interrupted)
         finally:
             writer.close()
             self.checkpoints.close()
         return RunResult(self.run_dir, self._summary(stopped), stopped)
 
-    def _begin(self, writer: MetricsWriter) -> RunState:
-        found = baselines(self.setup)
-        if found:
-            write_atomically(self.run_dir / "baselines.json", json.dumps(found, indent=1))
-        params, loss = warm_start(self.setup, self.setup.params, self.progress)
+    def _begin(self, preparation: _Preparation, writer: MetricsWriter) -> RunState:
+        if preparation.baselines:
+            write_atomically(self.run_dir / "baselines.json", json.dumps(preparation.baselines, indent=1))
+        params, loss = self.setup.params, None
+        if preparation.dialogues is not None:
+            params, loss = _warm_start(self.setup, preparation.dialogues, self.progress)
         self._keep_reference(params)
         state = self._fresh(params)
         metrics = self._evaluate(state, 0)
@@ -206,7 +243,7 @@ class _Run:
     def _loop(self, state: RunState, host: HostState, writer: MetricsWriter, interrupted: _Interrupted) -> str | None:
         config, total = self.config, self.config.training.total_training_steps
         task = self.progress.add_task("training", total=total, completed=host.step, note="")
-        stopped = None
+        stopped = "interrupted" if interrupted.flag else None
         while host.step < total and stopped is None:
             step = host.step + 1
             state, metrics = self._step(state, host, step)
@@ -258,21 +295,37 @@ class _Run:
         metrics |= {"train/updates": float(updates), "train/skipped_updates": float(skipped)}
         metrics["rollout/empty_after_filter"] = float(not kept.any())
         if due:
-            metrics["collapse/regime"] = self._regime(metrics, host)
+            metrics |= self._regime(metrics, host)
+        if metrics["train/nonfinite_count"]:
+            self._keep_nonfinite(traj, step)
         if config.run.rollout_freq and (step == 1 or step % config.run.rollout_freq == 0):
             self._keep_rollouts(traj, setup.train, step, "train", kept)
         return state, metrics
 
-    def _regime(self, metrics: dict[str, float], host: HostState) -> float:
-        """Code of the regime by the first family diagnosed, against half of the run's own first values."""
+    def _regime(self, metrics: dict[str, float], host: HostState) -> dict[str, float]:
+        """Regime of the first family diagnosed, against thresholds from the run's own first diagnosis.
+
+        Entropy is high from half of its first value on. MI-Est is high from half of its first value on, but not below a
+        tenth of its ceiling, so that a run that starts near 0 cannot pass for one that has kept what it had.
+        """
         family = FAMILIES[self.setup.diagnosis_spec.families[0]]
         entropy, mi = metrics[f"{family}/conditional_entropy_est"], metrics[f"{family}/mi_estimate"]
         if not (math.isfinite(entropy) and math.isfinite(mi)):
-            return float(UNKNOWN)
-        if host.first_entropy is None or host.first_mi is None:
-            host.first_entropy, host.first_mi = entropy, mi
-        entropy_low, mi_low = regime_thresholds(host.first_entropy, host.first_mi)
-        return float(regime(entropy, mi, entropy_threshold=entropy_low, mi_threshold=mi_low))
+            return {"collapse/regime": float(UNKNOWN)}
+        if host.entropy_threshold is None or host.mi_threshold is None:
+            ceiling = metrics[f"{family}/mi_upper_bound_per_token"]
+            entropy_low, mi_low = regime_thresholds(entropy, mi)
+            _, floor = regime_thresholds(entropy, mi, mi_upper_bound=ceiling, mi_fraction=0.1)
+            host.entropy_threshold, host.mi_threshold = float(entropy_low), max(float(mi_low), float(floor))
+        code = regime(
+            jnp.float32(entropy), jnp.float32(mi),
+            entropy_threshold=host.entropy_threshold, mi_threshold=host.mi_threshold,
+        )  # fmt: skip
+        return {
+            "collapse/regime": float(code),
+            "collapse/entropy_threshold": host.entropy_threshold,
+            "collapse/mi_threshold": host.mi_threshold,
+        }
 
     def _why_stop(self, state: RunState, host: HostState, metrics: dict[str, float]) -> str | None:
         host.empty_steps = host.empty_steps + 1 if metrics["rollout/empty_after_filter"] else 0
@@ -284,7 +337,10 @@ class _Run:
         if metrics["train/skipped_updates"] >= skips:
             return f"{skips} optimiser steps had gradients that are not finite (training.max_skipped_updates)"
         if metrics["train/nonfinite_count"]:
-            return f"{metrics['train/nonfinite_count']:.0f} episodes have a reward or log-prob that is not finite"
+            return (
+                f"{metrics['train/nonfinite_count']:.0f} episodes have a reward or log-prob that is not finite; "
+                f"see rollouts/nonfinite_{host.step:06d}.jsonl"
+            )
         return None
 
     def _evaluate(self, state: RunState, step: int) -> dict[str, float]:
@@ -299,6 +355,15 @@ class _Run:
             self.run_dir, episode_records(traj, self.setup.env, params, list(rows), step=step, split=split, keep=keep)
         )
 
+    def _keep_nonfinite(self, traj: Any, step: int) -> None:
+        """Keeps the episodes with a reward or log-prob that is not finite, at most `rollouts_kept`, and says which it is."""
+        reward, logprob = jax.device_get((jnp.isfinite(traj.score), jnp.all(jnp.isfinite(traj.logprob), axis=1)))
+        rows = np.flatnonzero(~(reward & logprob))[: self.config.run.rollouts_kept].tolist()
+        records = episode_records(traj, self.setup.env, self.setup.train, rows, step=step, split="nonfinite")
+        for row, record in zip(rows, records, strict=True):
+            record["nonfinite"] = [n for n, ok in (("reward", reward[row]), ("logprob", logprob[row])) if not ok]
+        write_records(self.run_dir, records)
+
     def _note(self, metrics: dict[str, float]) -> str:
         parts = [f"success {metrics['train/success']:.2f}", f"kept {metrics.get('rollout/filter_kept_ratio', 1):.2f}"]
         if "collapse/regime" in metrics:
@@ -310,40 +375,6 @@ class _Run:
         summary = summarise(self.run_dir, self.setup.env.tag) | {"stopped": stopped}
         write_atomically(self.run_dir / "summary.json", json.dumps(summary, indent=1))
         return summary
-
-
-def summarise(run_dir: Path, tag: str) -> dict[str, Any]:
-    """First and last values of what a reader asks for first, from the run's own files."""
-    rows = read_jsonl(run_dir / "metrics.jsonl")
-
-    def ends(name: str) -> dict[str, float] | None:
-        found = [(r["step"], r[name]) for r in rows if r.get(name) is not None]
-        return {"first": found[0][1], "last": found[-1][1], "last_step": found[-1][0]} if found else None
-
-    name = f"val-env/{tag}/success"
-    evaluated = [r for r in rows if r.get(name) is not None]
-    out: dict[str, Any] = {"tag": tag, "steps": rows[-1]["step"] if rows else 0}
-    for when, row in (("before", evaluated[:1]), ("after", evaluated[-1:])):
-        out[when] = {n: row[0][f"{name}{s}"] for n, s in (("success", ""), ("low", "_low"), ("high", "_high"))} if row else None
-    path = run_dir / "baselines.json"
-    out["baselines"] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    first_turn = FAMILIES["first_turn"]
-    out["metrics"] = {
-        label: ends(metric)
-        for label, metric in {
-            "mi_estimate": f"{first_turn}/mi_estimate",
-            "mi_seq_estimate": f"{first_turn}/mi_seq_estimate",
-            "mi_upper_bound": f"{first_turn}/mi_upper_bound",
-            "retrieval_accuracy": f"{first_turn}/retrieval_accuracy",
-            "conditional_entropy": f"{first_turn}/conditional_entropy_est",
-            "token_entropy": "actor/entropy",
-            "kept_ratio": "rollout/filter_kept_ratio",
-            "reward_std": "rollout/in_group_reward_std",
-            "reasoning_length": "collapse/reasoning_length",
-            "valid_thinking_rate": "collapse/valid_thinking_rate",
-        }.items()
-    }
-    return out
 
 
 class _Clock:
@@ -376,6 +407,7 @@ def _interruptible() -> Iterator[_Interrupted]:
         if state.flag:
             raise KeyboardInterrupt
         state.flag = True
+        os.write(2, b"\nStopping after this step, with a checkpoint. Once more to stop at once.\n")
 
     try:
         old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -395,4 +427,4 @@ def _progress(console: Console) -> Progress:
     )  # fmt: skip
 
 
-__all__ = ["CheckpointError", "RunResult", "read_run_config", "summarise", "train"]
+__all__ = ["CheckpointError", "RunResult", "read_run_config", "resumed_config", "train"]
