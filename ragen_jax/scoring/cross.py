@@ -1,13 +1,14 @@
 """The log-probability of every trace under every context, each context read once.
 
-L[i, k, j] = log p(z_ik | x_j): trace k of prompt i, scored as the continuation of context j. The contexts' keys and
-values are made once; all traces are then run against them, their queries folded into one matrix product per head
-with the context's keys (which no trace copies), plus causal attention among a trace's own tokens. The work is that
-of P Lx + P P G T tokens, where scoring every concatenation takes P P G (Lx + T).
+L[i, k, j] = log p(z_ik | x_j): trace k of prompt i, scored as the continuation of context j. The contexts'
+keys and values are made once; all traces are then run against them, their queries folded into one matrix
+product per head with the context's keys (which no trace copies), plus causal attention among a trace's own
+tokens. The work is that of P Lx + P P G T tokens, where scoring every concatenation takes P P G (Lx + T).
 
-Traces of any length lie end to end in one stream of tokens, cut into chunks; the number of chunks is a traced
-value, so mixed lengths cost what they hold and nothing recompiles. A query sees the context, and of the stream its
-own trace: the previous `lookback` slots at most. A trace's last token predicts nothing and is left out.
+Traces of any length lie end to end in one stream of tokens, cut into chunks. The number of chunks is a
+traced value, so mixed lengths cost what they hold and nothing recompiles. A query sees the context, and its
+own trace in the stream: the previous `lookback` slots at most. A trace's last token predicts nothing and is
+left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.transformer import Block, Params, block, rms_norm, rope_angles, unembedding
-from ragen_jax.scoring.logprobs import row_statistics, token_logprobs
+from ragen_jax.scoring.logprobs import row_statistics
 from ragen_jax.scoring.variation import varies, vary
 
 MEMORY_BYTES = 256 * 2**20
@@ -76,7 +77,7 @@ def cross_score(
 ) -> Float[Array, "P G J"]:
     """L[i, k, j] = sum over t of log p(z_ikt | x_j, z_ik<t), float32, under softmax(logits / temperature).
 
-    Compiled once for each combination of shapes, `cfg` and keyword arguments other than `temperature`; lengths and
+    Compiled once for each combination of shapes, `cfg` and keyword arguments but `temperature`; lengths and
     temperature are traced. May be called inside another `jit`. Not differentiable in reverse.
 
     Args:
@@ -85,11 +86,11 @@ def cross_score(
         traces: P x G traces. An empty trace scores 0; tell it by `traces.length == 0`.
         temperature: positive.
         valid_vocab: ids from here on have probability zero. Default: all of `cfg.vocab_size`.
-        mesh: if given, contexts are split over `axis_names` of it (padded if they do not divide), and the result
-            is sharded over j. Parameters are needed whole on every device of these axes.
+        mesh: if given, contexts are split over `axis_names` of it (padded if they do not divide), and the
+            result is sharded over j. Parameters are needed whole on every device of these axes.
         axis_names: default all axes of the mesh. The others are left to the compiler.
-        memory_bytes: each device's budget for everything but parameters and the result; steps grow with it, so
-            give an accelerator some GiB. The least that a program needs may be more: one context's keys and values
+        memory_bytes: each device's budget for all but parameters and the result; steps grow with it, so give
+            an accelerator some GiB. The least that a program needs may be more: one context's keys and values
             of all layers, and a step of 64 tokens.
 
     Returns:
@@ -544,7 +545,7 @@ def _sums(
     def step(i: Array, logprobs: Array) -> Array:
         hidden = setup.final(_slice(rows, i * chunk, chunk)).reshape(count * chunk, -1)
         target = jnp.tile(jax.lax.dynamic_slice_in_dim(stream.target, i * chunk, chunk), count)
-        logprob, _ = token_logprobs(
+        logprob, _ = row_statistics(
             hidden,
             setup.head,
             target,

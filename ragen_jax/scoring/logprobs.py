@@ -9,7 +9,7 @@ H = w (H_a - log w) + (1 - w) (H_b - log(1 - w)), where w = Z_a / Z.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -83,11 +83,14 @@ def row_statistics(
     *,
     temperature: float | Float[Array, ""] = 1.0,
     valid_vocab: int | None = None,
+    vocab_block: int | None = None,
+    row_block: int | None = None,
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """As `token_logprobs`, but the second result is log Z, the log of the softmax's denominator."""
-    blocks = _plan(hidden.shape[0], unembedding.shape[0], valid_vocab, None, None)
+    """As `token_logprobs`, with log Z in the place of the entropy, which is not computed. No gradient."""
+    blocks = _plan(hidden.shape[0], unembedding.shape[0], valid_vocab, row_block, vocab_block)
     scale = 1.0 / jnp.asarray(temperature, jnp.float32)
-    logprob, _, log_z = _scores(blocks, *same_variation(hidden, unembedding, targets, scale))
+    arrays = jax.lax.stop_gradient((hidden, unembedding, targets, scale))
+    logprob, _, log_z = _scores(replace(blocks, entropy=False), *same_variation(*arrays))
     return logprob, log_z
 
 
@@ -98,6 +101,7 @@ class _Blocks:
     vocab: int
     vocab_blocks: int
     valid: int  # ids from here on are masked
+    entropy: bool = True  # False: zeros in its place
 
     @property
     def single(self) -> bool:
@@ -164,11 +168,13 @@ def _picked(blocks: _Blocks, logits: Array, targets: Array, start: Any, fresh: A
     return jnp.where(here, value, -jnp.inf)
 
 
-def _statistics(logits: Array, scale: Array) -> tuple[Array, Array]:
+def _statistics(blocks: _Blocks, logits: Array, scale: Array) -> tuple[Array, Array]:
     """log Z and entropy of one block's scaled logits."""
     top = jnp.max(logits, axis=1)
     shifted = (logits - top[:, None]) * scale
     log_sum = jnp.log(jnp.sum(jnp.exp(shifted), axis=1))
+    if not blocks.entropy:
+        return top * scale + log_sum, jnp.zeros_like(top)
     logp = shifted - log_sum[:, None]  # exp is taken again: cheaper than keeping it for two sums
     entropy = -jnp.sum(jnp.exp(logp) * logp, axis=1)
     return top * scale + log_sum, jnp.maximum(entropy, 0.0)
@@ -190,7 +196,7 @@ def _forward_rows(blocks: _Blocks, hidden: Array, unembedding: Array, targets: A
         weight = jax.lax.dynamic_slice_in_dim(unembedding, start, blocks.vocab)
         logits = _logits(blocks, hidden, weight, start, fresh)
         picked = _picked(blocks, logits, targets, start, fresh)
-        return picked * scale, *_statistics(logits, scale)
+        return picked * scale, *_statistics(blocks, logits, scale)
 
     def step(block: Any, carry: _Rows) -> _Rows:
         picked, log_z, entropy = one(block)
@@ -211,7 +217,7 @@ def _scores_fwd(blocks: _Blocks, hidden: Array, unembedding: Array, targets: Arr
     logits = None
     if blocks.single:
         logits = _logits(blocks, hidden, unembedding, 0, 0)
-        log_z, entropy = _statistics(logits, scale)
+        log_z, entropy = _statistics(blocks, logits, scale)
         out = _picked(blocks, logits, targets, 0, 0) * scale - log_z, entropy, log_z
     else:
         rows = (_by_rows(blocks, hidden), _by_rows(blocks, targets))
