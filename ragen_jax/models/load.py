@@ -31,7 +31,9 @@ def load_model(
     if path.suffix == ".gguf":
         return read_gguf(path, dtype=dtype, shardings=shardings, cache=cache)
     if not path.is_dir():
-        raise ModelFileError(f"{path}: neither a .gguf file nor a model folder")
+        raise ModelFileError(
+            f"{path}: neither a .gguf file, nor a model folder, nor a name of `ragen-jax models list`"
+        )
     cfg, params = read_folder(path, dtype=dtype, shardings=shardings)
     has_tokenizer = any((path / name).exists() for name in (bpe.FILE_NAME, small.FILE_NAME))
     tokenizer = load_tokenizer(path) if has_tokenizer else None

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
+from envs_jax.core import Tokenizer
 from envs_jax.errors import ConfigError
 from envs_jax.turn import TurnEnv, TurnParams
 from ragen_jax.models import ModelConfig, Params, init_params
@@ -17,7 +18,7 @@ from ragen_jax.rl import UpdateSpec
 from ragen_jax.rollout import RolloutSpec, StopTable, make_stop_table
 from ragen_jax.rollout.sampling import LEVEL
 from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer, load_tokenizer
-from ragen_jax.training.config import Config
+from ragen_jax.training.config import Config, EnvConfig
 from ragen_jax.training.diagnosis import DiagnosisSpec
 from ragen_jax.training.teachers import has_teacher, vocabulary
 
@@ -43,17 +44,20 @@ class Setup:
 
 def build_tokenizer(config: Config) -> SmallTokenizer:
     """A small tokenizer that knows the words of the environment and of its teacher; board rows stay single symbols."""
-    env, params = _make(config, None, "train")
+    env, params = make_env(config.env, None)
     words = [p for p in env.phrases() if any(c.islower() for c in p)]
     symbols = sorted({c for p in env.phrases() for c in p if not c.isascii()})
     return SmallTokenizer.build([*words, *vocabulary(env, params), *env.env.action_names, *symbols])
 
 
-def _make(config: Config, tokenizer: AnyTokenizer | None, split: str, **capacity: int) -> tuple[TurnEnv, TurnParams]:
+def make_env(
+    section: EnvConfig, tokenizer: Tokenizer | None, *, split: str = "train", **capacity: int
+) -> tuple[TurnEnv, TurnParams]:
+    """`envs_jax.make` of a configuration's section. Raises ConfigError naming the field as the configuration does."""
     try:
         return envs_jax.make(
-            config.env.tag, tokenizer, split=split, seed=config.env.seed, chat=config.env.chat,
-            **{**config.env.overrides, **capacity},
+            section.tag, tokenizer, split=split, seed=section.seed, chat=section.chat,
+            **{**section.overrides, **capacity},
         )  # fmt: skip
     except ConfigError as e:
         raise ConfigError(f"env.{e.field}", e.value, e.remedy) from e
@@ -82,9 +86,9 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found
-    env, train = _make(config, tokenizer, "train")
+    env, train = make_env(config.env, tokenizer)
     capacity = {"prompt_capacity": env.prompt_capacity, "obs_capacity": env.obs_capacity}
-    _, held_out = _make(config, tokenizer, "eval", **capacity)
+    _, held_out = make_env(config.env, tokenizer, split="eval", **capacity)
     if config.warm_start.steps and not has_teacher(env):
         raise ConfigError("warm_start.steps", config.warm_start.steps, f"{env.tag} has no scripted teacher; set it to 0")
     rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size)

@@ -1,0 +1,151 @@
+"""The tables that the command line prints. Text from files and models is never read as markup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+import envs_jax
+from ragen_jax.models.hub import MODELS, pulled
+from ragen_jax.training.diagnosis import FAMILIES
+from ragen_jax.training.evaluation import Evaluation
+from ragen_jax.training.policy import Diagnosis
+from ragen_jax.training.setup import Setup
+
+_TABLE_1 = (
+    ("Retrieval-Acc", "retrieval_accuracy"),
+    ("Recall@2", "retrieval_accuracy@2"),
+    ("Recall@4", "retrieval_accuracy@4"),
+    ("Recall@8", "retrieval_accuracy@8"),
+    ("chance", "retrieval_chance_level"),
+    ("MI-Est (nats/token)", "mi_estimate"),
+    ("MI-Seq-Est (nats)", "mi_seq_estimate"),
+    ("MI upper bound (nats)", "mi_upper_bound"),
+    ("MI-ZScore", "mi_zscore"),
+    ("MI-ZScore-EMA", "mi_zscore_ema"),
+    ("H(Z|X) (nats/token)", "conditional_entropy_est"),
+    ("H(Z) (nats/token)", "reasoning_entropy_est"),
+    ("traces", "num_rows"),
+    ("distinct prompts", "num_distinct_prompts"),
+)
+
+
+def _rate(x: dict[str, float]) -> Text:
+    return Text(f"{x['success']:.3f} [{x['low']:.3f}, {x['high']:.3f}]")
+
+
+def _number(x: float, places: int = 3) -> str:
+    return f"{x:.{places}f}" if math.isfinite(x) else "none"
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table with its title and first column at the left, the other columns at the right."""
+    table = Table(title=Text(title), title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """Success before and after RL beside the baselines, and first and last values of the measures."""
+    table = _table(f"{summary['tag']}, {summary['steps']} steps", "measure", "before RL", "after")
+    if summary["before"] and summary["after"]:
+        table.add_row(
+            "success on held-out levels, with 95% interval", _rate(summary["before"]), _rate(summary["after"])
+        )
+    for name, value in summary["baselines"].items():
+        table.add_row(f"  {escape(name)} policy", "", _rate(value))
+    for name, ends in summary["metrics"].items():
+        if ends is not None:
+            table.add_row(name.replace("_", " "), f"{ends['first']:.3f}", f"{ends['last']:.3f}")
+    return table
+
+
+def evaluation_table(setup: Setup, result: Evaluation, baselines: dict[str, dict[str, float]]) -> Table:
+    """Success of a policy beside the baselines on the same levels."""
+    section = setup.config.evaluation
+    table = _table(
+        f"{setup.env.tag}: {section.levels} held-out levels, temperature {section.temperature}",
+        "policy",
+        "success, with 95% interval",
+    )
+    table.add_row("this policy", _rate(result.success(setup.env.tag)))
+    for name, value in baselines.items():
+        table.add_row(escape(name), _rate(value))
+    for name, measure in result.metrics.items():
+        short = name.removeprefix(f"val-env/{setup.env.tag}/")
+        if not short.startswith("success"):
+            table.add_row(f"  {short.replace('_', ' ')}", _number(measure))
+    return table
+
+
+def diagnosis_tables(setup: Setup, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The paper's Table 1 for each sampling family, the rollout's own figures, and the traces scored."""
+    config = setup.config.rollout
+    families = [f for f in FAMILIES if f"{FAMILIES[f]}/mi_estimate" in diagnosis.metrics]
+    table = _table(
+        f"{setup.env.tag}: {config.env_groups} prompts x {config.group_size} members",
+        "measure",
+        *(family.replace("_", " ") for family in families),
+    )
+
+    def cell(name: str) -> Text:
+        value, low, high = (diagnosis.metrics.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
+        interval = f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) else ""
+        return Text(_number(value, 4) + interval)
+
+    for label, name in _TABLE_1:
+        table.add_row(label, *(cell(f"{FAMILIES[f]}/{name}") for f in families))
+    yield table
+    rest = _table("The episodes", "measure", "value")
+    shown = ("train/success", "train/format_ok", "collapse/valid_thinking_rate", "collapse/reasoning_length")
+    for name in shown:
+        rest.add_row(name.partition("/")[2].replace("_", " "), _number(diagnosis.metrics[name]))
+    yield rest
+    for trace in diagnosis.traces:
+        title = (
+            f"prompt {trace['group']}, member {trace['member']}, {trace['tokens']} tokens: "
+            f"log p = {trace['own_logprob']:.1f} under its own prompt, most likely under {trace['best_prompt']}"
+        )
+        yield Panel(Text(trace["reasoning"]), title=Text(title), title_align="left")
+
+
+def env_table() -> Table:
+    """Every registered tag with its limits and settings."""
+    table = Table(title="Environments", title_justify="left")
+    table.add_column("tag", no_wrap=True)
+    for column in ("actions", "turns x actions a turn, in all", "settings"):
+        table.add_column(column, overflow="fold")
+    for tag in envs_jax.registered():
+        spec = envs_jax.spec(tag)
+        env, turn = spec.factory(**spec.env), envs_jax.TurnConfig(**spec.turn)
+        limits = f"{turn.max_turns} x {turn.max_actions_per_turn}, {turn.max_actions_per_traj}"
+        settings = ", ".join(f"{k}={v}" for k, v in spec.env.items())
+        table.add_row(
+            escape(tag),
+            escape(", ".join(env.action_names)) or "names in the prompt",
+            limits,
+            escape(settings),
+        )
+    return table
+
+
+def model_table() -> Table:
+    """Every model that `models pull` knows, and where it lies if it has been fetched."""
+    table = Table(title="Models", title_justify="left")
+    for column in ("name", "from", "megabytes", "licence", "here"):
+        table.add_column(column, overflow="fold")
+    for name, model in MODELS.items():
+        try:
+            here = str(pulled(name))
+        except ValueError:
+            here = "no"
+        table.add_row(name, model.requirement, f"{model.size / 1e6:.0f}", model.license, escape(here))
+    return table
