@@ -112,7 +112,7 @@ def diagnosis_tables(setup: Setup, diagnosis: Diagnosis) -> Iterator[RenderableT
     for trace in diagnosis.traces:
         title = (
             f"prompt {trace['group']}, member {trace['member']}, {trace['tokens']} tokens: "
-            f"log p = {trace['own_logprob']:.1f} under its own prompt, most likely under {trace['best_prompt']}"
+            f"log p = {trace['own_logprob']:.1f} under its prompt, most likely under {trace['best_prompt']}"
         )
         yield Panel(Text(trace["reasoning"]), title=Text(title), title_align="left")
 

@@ -230,7 +230,11 @@ def test_long_text_and_long_observation_are_flagged() -> None:
     assert out.info.text_overflow.tolist() == [False, True]
     assert out.info.n_executed.tolist() == [1, 1]
 
-    small, params = envs_jax.make("Dial", prompt_capacity=100, obs_capacity=60, max_response_tokens=T)
+    with pytest.raises(ConfigError, match="prompt_capacity = 100: observations have up to"):
+        envs_jax.make("Dial", prompt_capacity=100)
+    with pytest.raises(ConfigError, match="obs_capacity = 60: observations have up to"):
+        envs_jax.make("Dial", obs_capacity=60)
+    small = replace(env, prompt_capacity=100, obs_capacity=60)
     _, first = reset_rows(small, jnp.zeros(1, jnp.int32), params)
     assert first.obs_tokens.shape == (1, 100)
     assert first.info.obs_overflow.all()
