@@ -54,12 +54,13 @@ def play(
     seed: int,
     overrides: Sequence[str],
     *,
-    ask: Callable[[str], str] = input,
+    ask: Callable[[str], str] | None = None,
     say: Callable[[str], Any] = print,
 ) -> float:
     """A person types answers until the episode, or the input, ends, or "quit"; returns the sum of rewards.
 
-    Answers go the way of a policy's: they are tokenised (in bytes), parsed and run on the device.
+    Answers go the way of a policy's: they are tokenised (in bytes), parsed and run on the device. `ask` and
+    `say` are `input` and `print` unless given.
     """
     env, params = _make(tag, None, overrides)
     config = env.config
@@ -79,7 +80,7 @@ def play(
         say(f"\nTurn {turn + 1} of {config.max_turns}, {int(state.actions_left)} actions left")
         say(env.render(state, params))
         try:
-            answer = ask("> ")
+            answer = (ask or input)("> ")
         except EOFError:
             break
         if answer.strip().lower() == "quit":

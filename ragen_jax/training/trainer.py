@@ -98,6 +98,9 @@ def _check_new(config: Config) -> Path:
         )  # fmt: skip
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise ConfigError("run.name", config.run.name, f"{run_dir} exists and is no run; choose another run.name")
+    place = next(p for p in run_dir.absolute().parents if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError("run.dir", config.run.dir, f"nothing can be written in {place}; choose another folder")
     return run_dir
 
 
