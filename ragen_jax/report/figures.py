@@ -45,7 +45,8 @@ FIGURES: Sequence[FigureOf] = (
         "Regime",
         "Where the run went, by step. Entropy tells whether reasoning varies, mutual information whether "
         "it varies with the input. Only the second tells template collapse from diverse reasoning. High "
-        "is at least half of what the run began with.",
+        "is at least half of what the run began with, and for mutual information at least a tenth of its "
+        "ceiling.",
         lambda run: regime_plane(run.table),
     ),
     FigureOf(

@@ -106,6 +106,8 @@ def tags(table: MetricsTable) -> list[str]:
 def sentences(run: Run) -> list[str]:
     """The outcome in words. Says only what intervals and thresholds allow."""
     out = []
+    if run.summary.get("stopped"):
+        out.append(f"The run ended early: {run.summary['stopped']}.")
     for tag in tags(run.table):
         levels = success_levels(run.table, tag)
         if levels is None:

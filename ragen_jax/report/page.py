@@ -6,7 +6,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -133,11 +133,21 @@ def _figure(figure: FigureOf, run: Run) -> str:
 def _summary(summary: Mapping[str, Any]) -> str:
     if not summary:
         return "<p class=muted>none</p>"
-    rows = []
-    for name, value in summary.items():
-        text = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else number(value)
-        rows.append(f"<tr><th scope=row>{html.escape(str(name))}</th><td>{html.escape(text)}</td></tr>")
+    rows = [
+        f"<tr><th scope=row>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+        for name, text in _leaves(summary)
+    ]
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted name, text) of every value of a nested mapping; what is None is left out."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            text = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else number(value)
+            yield f"{prefix}{key}", text
 
 
 def _notes(notes: tuple[str, ...]) -> str:

@@ -132,7 +132,11 @@ def build(folder, *, collapse=True, hostile=False, steps=60):
         "teacher": {"success": 0.97, "low": 0.95, "high": 0.98, "n": 512},
     }
     (folder / "baselines.json").write_text(json.dumps(levels))
-    (folder / "summary.json").write_text(json.dumps({"steps": steps, "success": 0.74, "note": "<b>done</b>"}))
+    (folder / "summary.json").write_text(
+        json.dumps(
+            {"steps": steps, "after": {"success": 0.74}, "stopped": "kept nothing", "note": "<b>done</b>"}
+        )
+    )
     (folder / "config.yaml").write_text(
         f"run: {{name: demo, seed: 3}}\nenv: {{tag: {TAG}}}\nmodel: {{path: null, hidden_size: 64}}\n"
         "algorithm: {adv_estimator: grpo}\nrollout: {env_groups: 8, group_size: 16}\n"
@@ -215,6 +219,8 @@ def test_page_says_what_the_run_was_and_how_it_ended(whole):
     assert "Not recorded" not in page.words
     assert "Read with care" not in page.words
     assert page.words.count("<b>done</b>") == 1
+    assert "The run ended early: kept nothing." in page.words
+    assert "after.success 0.74" in page.words
     for figure in FIGURES:
         assert figure.key in page.ids
 
