@@ -84,7 +84,7 @@ class Environment:
     Levels. `level(i, params)` for i in [0, num_levels) is a pure function: the same index gives the same start.
     """
 
-    num_levels: int = 4096
+    num_levels: int = 4096  # levels in a pool
 
     # -- static facts ------------------------------------------------------------------------------------------------
     @property

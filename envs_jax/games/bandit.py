@@ -69,13 +69,18 @@ class BanditState:
 
 @dataclass(frozen=True)
 class Bandit(Environment):
-    """The safe arm pays `lo_arm_score`; the risky one `hi_arm_hiscore` with its probability, else
-    `hi_arm_loscore`.
+    """Two arms, a safe one and a risky one that pays more on average; their names say which is which.
 
     Level i is pair (i // 2) mod P, with the risky arm named first where i is odd, so members of a group
     read the same prompt; the risky arm's draw comes from the transition key. Success is the choice of the
-    risky arm. An action is the arm's name (action: i32, 0 safe, 1 risky). `names` chooses the "train" or
-    the "test" table.
+    risky arm. An action is the arm's name (action: i32, 0 safe, 1 risky).
+
+    Fields:
+        names: "train" or "test", the table of pairs.
+        lo_arm_score: what the safe arm pays.
+        hi_arm_loscore: the risky arm's lower pay.
+        hi_arm_hiscore: the risky arm's higher pay.
+        hi_arm_hiscore_prob: the probability of the higher one.
     """
 
     num_levels: int = 2 * len(TRAIN_PAIRS)

@@ -149,9 +149,11 @@ class FrozenLake(Environment):
     the goal (success) or in a hole. `metric_names`: shortest way from the start and from here, in moves
     without slipping (-1 in a hole).
 
-    Fields: `size` 2..10; `p` probability that a tile is frozen; `success_rate` in [0, 1], so 1 - success_rate
-    is the slip (at 0 the player always goes sideways); `observation_format` grid, coord or grid_coord;
-    `num_levels`.
+    Fields:
+        size: rows and columns, 2..10.
+        p: probability that a tile is frozen.
+        success_rate: in [0, 1]; 1 - success_rate is the slip (at 0 the player always goes sideways).
+        observation_format: grid, coord or grid_coord.
     """
 
     size: int = 4

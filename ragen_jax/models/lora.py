@@ -21,9 +21,9 @@ class LoraConfig:
     Raises ValueError, naming the field, for a rank below 1, an alpha that is not positive, an unknown target.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] = MATRICES
+    rank: int = 16  # of A B
+    alpha: float = 32.0  # scale is alpha / rank
+    targets: tuple[str, ...] = MATRICES  # matrices to adapt
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -33,18 +33,18 @@ class Objective:
 
     adv_estimator: AdvEstimator = "grpo"
     norm_adv_by_std_in_grpo: bool = True
-    gamma: float = 1.0
-    lam: float = 1.0
-    whiten_advantages: bool = True  # gae only
+    gamma: float = 1.0  # discount by sampled token, gae only
+    lam: float = 1.0  # GAE's lambda, gae only
+    whiten_advantages: bool = True  # mean 0 and deviation 1 over the batch's sampled tokens, gae only
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.28
     clip_ratio_c: float = 3.0
-    entropy_coeff: float = 0.001
-    use_kl_loss: bool = False
-    kl_loss_coef: float = 0.001
+    entropy_coeff: float = 0.001  # weight of the entropy bonus
+    use_kl_loss: bool = False  # add a penalty on the distance to the policy before RL
+    kl_loss_coef: float = 0.001  # its weight
     kl_loss_type: KLType = "k2"
     loss_agg_mode: LossAggMode = "token-mean"
-    cliprange_value: float = 0.5
+    cliprange_value: float = 0.5  # clip of the value's change, gae only
     constant_reward_tol: float = 1e-5
 
     def __post_init__(self) -> None:

@@ -24,14 +24,14 @@ class OptimConfig:
     "cosine" fall to 0 at `decay_steps`.
     """
 
-    lr: float = 1e-6
-    critic_lr: float = 1e-5
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.01
-    grad_clip: float = 1.0
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    decay_steps: int = 0
+    lr: float = 1e-6  # of the policy (or its adapters)
+    critic_lr: float = 1e-5  # of the critic
+    betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
+    weight_decay: float = 0.01  # AdamW's
+    grad_clip: float = 1.0  # global norm that gradients are cut to
+    schedule: str = "constant"  # constant, or cosine to 0
+    warmup_steps: int = 0  # optimiser steps of linear rise
+    decay_steps: int = 0  # optimiser steps until the cosine is 0
 
     def __post_init__(self) -> None:
         for name in ("lr", "critic_lr", "grad_clip"):

@@ -1,7 +1,8 @@
-"""The configuration tree of a run: dataclasses, read from YAML, overridden by dotted names, checked before any work.
+"""The configuration tree of a run: dataclasses, read from YAML, overridden by dotted names, checked first.
 
-`load_config("configs/quickstart.yaml", ["algorithm.adv_estimator=gae", "env.p=0.8"])`. Unknown keys are errors with a
-suggestion; every value's type is checked; what contradicts is refused with the field's name.
+`load_config("configs/quickstart.yaml", ["algorithm.adv_estimator=gae", "env.p=0.8"])`. Unknown keys are errors
+with a suggestion; every value's type is checked; what contradicts is refused with the field's name. The comment
+of a field is its meaning in docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -24,44 +25,47 @@ from ragen_jax.rl.state import OptimConfig
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """The environment: a registered tag, and any field of its dataclass or of `TurnConfig` (see `ragen-jax envs`)."""
+    """The environment: a registered tag, and any field of its dataclass or of `TurnConfig`."""
 
-    tag: str = "CoordSokoban"
-    chat: str | None = None  # chatml, llama3 or plain; None: what the tokenizer has the tokens for
+    tag: str = "CoordSokoban"  # a tag of `ragen-jax envs list`
+    chat: str | None = None  # chatml, llama3 or plain; null: what the tokenizer has the tokens for
     seed: int = 10_000  # of the training level pool; the evaluation pool has keys of its own
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A checkpoint (`path`: a GGUF file, a Hugging Face folder, or a name known to `ragen-jax models`), or a size to
-    build from scratch. `tokenizer` is "auto": the checkpoint's, or a small one made from the environment's text."""
+    """A model file with its tokenizer, or the size of one to build from scratch.
 
-    path: str | None = None
-    hidden_size: int = 128
-    num_hidden_layers: int = 3
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    intermediate_size: int = 384
-    rope_theta: float = 10_000.0
-    dtype: str = "float32"
-    lora: LoraConfig | None = None
+    A policy from scratch gets a small tokenizer made from the environment's text.
+    """
+
+    path: str | None = None  # a GGUF file, a Hugging Face folder, a name of `ragen-jax models list`
+    hidden_size: int = 128  # this and the next five are those of a policy from scratch
+    num_hidden_layers: int = 3  # blocks
+    num_attention_heads: int = 4  # query heads
+    num_key_value_heads: int = 2  # key and value heads; divides the query heads
+    intermediate_size: int = 384  # width of the feed-forward layer
+    rope_theta: float = 10_000.0  # base of the rotary embedding
+    dtype: str = "float32"  # float32 or bfloat16, for computing; masters are float32
+    lora: LoraConfig | None = None  # adapters in place of full weights (see below); null: none
 
 
 @dataclass(frozen=True)
 class RolloutSection:
     """Sampling and the filter; names are RAGEN's. See `ragen_jax.estimators.select_groups` for the strategies."""
 
-    env_groups: int = 8
-    group_size: int = 16
-    temperature: float = 1.0
+    env_groups: int = 8  # prompts (levels) a step
+    group_size: int = 16  # episodes a prompt, which share the level and differ in their draws
+    temperature: float = 1.0  # of sampling and of every log-prob
+    # how groups are chosen by the standard deviation of their rewards
     rollout_filter_strategy: Literal["top_p", "top_k", "top_k_abs", "min_p"] = "top_p"
-    rollout_filter_value: float = 0.9
-    rollout_filter_type: Literal["largest", "smallest"] = "largest"
-    rollout_filter_include_zero: bool = False
-    rollout_filter_top_p_prob_mode: Literal["linear", "softmax"] = "linear"
-    rollout_filter_selection_eps: float = 0.01
-    rollout_filter_empty_stop_steps: int = 5
+    rollout_filter_value: float = 0.9  # share, count or ratio of the strategy
+    rollout_filter_type: Literal["largest", "smallest"] = "largest"  # which deviations are kept
+    rollout_filter_include_zero: bool = False  # whether groups of equal rewards can be kept
+    rollout_filter_top_p_prob_mode: Literal["linear", "softmax"] = "linear"  # weights of top_p
+    rollout_filter_selection_eps: float = 0.01  # slack of linear top_p
+    rollout_filter_empty_stop_steps: int = 5  # stop after so many steps on end with nothing kept; 0: never
 
     def __post_init__(self) -> None:
         _at_least("rollout.env_groups", self.env_groups, 1)
@@ -95,11 +99,11 @@ class RolloutSection:
 class WarmStartSection:
     """Supervised start of a policy on a scripted teacher's demonstrations. `steps` 0 leaves it out."""
 
-    steps: int = 0
-    batch_size: int = 128
-    lr: float = 2e-3
+    steps: int = 0  # optimiser steps; 0: no warm start
+    batch_size: int = 128  # dialogues a step
+    lr: float = 2e-3  # peak of AdamW's learning rate
     skill: float = 0.5  # how often the teacher's move is the best one; its words are always true
-    demonstrations: int = 16_384  # episodes' turns to draw once, and to cycle through
+    demonstrations: int = 16_384  # dialogues to draw once, and to cycle through
 
     def __post_init__(self) -> None:
         _at_least("warm_start.steps", self.steps, 0)
@@ -115,11 +119,12 @@ class WarmStartSection:
 class TrainingSection:
     """The loop. Batch sizes count rows (episodes)."""
 
-    total_training_steps: int = 200
-    mini_batch_size: int = 32
-    micro_batch_size: int = 4
-    ppo_epochs: int = 1
-    length_buckets: int = 4
+    total_training_steps: int = 200  # iterations of roll out, filter, update
+    mini_batch_size: int = 32  # episodes of one optimiser step, at most
+    micro_batch_size: int = 4  # episodes of one forward and backward; changes memory, not the result
+    ppo_epochs: int = 1  # passes over a step's episodes
+    length_buckets: int = 4  # static lengths of a microbatch; more cost compile time and save padding
+    # what the backward recomputes: nothing, everything, or all but matrix products
     remat: Literal["none", "full", "dots"] = "none"
     max_skipped_updates: int = 10  # stop after this many optimiser steps with a gradient that is not finite
 
@@ -140,13 +145,13 @@ class TrainingSection:
 class DiagnosisSection:
     """Collapse metrics: on the first step and every `compute_freq` steps (0: never), before the filter."""
 
-    compute_freq: int = 5
-    num_samples: int = 64
-    first_turn_enabled: bool = True
-    trajectory_enabled: bool = True
-    turn_enabled: bool = False
-    ema_decay: float = 0.9
-    std_eps: float = 1e-3
+    compute_freq: int = 5  # steps between diagnoses; the first step has one too; 0: never
+    num_samples: int = 64  # traces scored, at most, in each family
+    first_turn_enabled: bool = True  # first reasonings under the groups' prompts
+    trajectory_enabled: bool = True  # one turn of each of some episodes, each with its own context
+    turn_enabled: bool = False  # turns drawn from all episodes, each with its own context
+    ema_decay: float = 0.9  # of the spread that MI-ZScore-EMA divides by
+    std_eps: float = 1e-3  # added to standard deviations that divide
 
     def __post_init__(self) -> None:
         _at_least("diagnosis.compute_freq", self.compute_freq, 0)
@@ -160,8 +165,8 @@ class DiagnosisSection:
 class EvaluationSection:
     """Success on held-out levels, at the start, every `test_freq` steps (0: only at the ends) and at the end."""
 
-    test_freq: int = 10
-    levels: int = 512
+    test_freq: int = 10  # steps between evaluations, besides those at both ends; 0: only these
+    levels: int = 512  # held-out levels, each played once
     batch_size: int = 128  # levels played at once
     temperature: float = 0.5  # 0: greedy
 
@@ -180,15 +185,15 @@ class EvaluationSection:
 class RunSection:
     """Where a run lives and what it writes."""
 
-    name: str = "run"
-    dir: str = "runs"
-    seed: int = 0
-    save_freq: int = 50  # steps between checkpoints; one is always written at the end
-    keep_checkpoints: int = 2
-    rollout_freq: int = 10  # steps between samples of training episodes kept as text
+    name: str = "run"  # folder in `dir`; must not hold a run yet
+    dir: str = "runs"  # folder of runs
+    seed: int = 0  # of everything drawn but the level pools
+    save_freq: int = 50  # steps between checkpoints; one is always written at the end; 0: only there
+    keep_checkpoints: int = 2  # newest ones to keep
+    rollout_freq: int = 10  # steps between samples of training episodes kept as text; 0: none
     rollouts_kept: int = 16  # episodes in each sample
-    tensorboard: bool = True
-    wandb: bool = False
+    tensorboard: bool = True  # write tensorboard/ beside metrics.jsonl
+    wandb: bool = False  # log to Weights & Biases too (extra wandb)
 
     def __post_init__(self) -> None:
         if not self.name or self.name in (".", "..") or any(c in self.name for c in "/\\\0"):
@@ -230,7 +235,7 @@ def _at_least(name: str, value: float, low: float) -> None:
         raise ConfigError(name, value, f"it must be at least {low}")
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Reads a YAML file (or nothing) and applies `a.b=value` overrides, values in YAML syntax.
 
@@ -254,7 +259,10 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """The configuration with `a.b=value` overrides applied. Another `env.tag` drops the old environment's settings."""
+    """The configuration with `a.b=value` overrides applied.
+
+    Another `env.tag` drops the old environment's settings.
+    """
     tree = config_to_dict(config)
     new_tag = any(o.startswith("env.tag=") and o.partition("=")[2] != config.env.tag for o in overrides)
     if new_tag:
