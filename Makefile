@@ -13,7 +13,7 @@ SMOKE := tests/envs_jax/test_bandit.py tests/envs_jax/test_text.py tests/ragen_j
   tests/ragen_jax/test_scoring_logprobs.py tests/ragen_jax/test_update.py tests/ragen_jax/test_trainer.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format pytest parity slow smoke ci-slow clean
+.PHONY: help quickstart test check format pytest parity slow smoke ci-slow docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ smoke: $(VENV)/.installed-dev  ## a few files of tests, for another Python: make
 	$(PYTEST) -m 'not slow and not parity' -n $(WORKERS) --dist loadfile $(SMOKE)
 
 ci-slow: parity slow  ## what .ci/run adds to make test, apart from the other Python
+
+docs: $(VENV)/.installed-dev  ## write docs/configuration.md anew from the source
+	$(BIN)/python docs/build_configuration.py
 
 bench-%: $(VENV)/.installed-parity  ## run benchmarks/%.py, such as bench-environments or bench-decode
 	$(BIN)/python -m benchmarks.$(subst -,_,$*)

@@ -151,6 +151,26 @@ def test_summary_and_report_agree_with_the_metrics(finished: tuple[Path, list[in
         assert f"{name} {level['success']:.3f} [{level['low']:.3f}, {level['high']:.3f}]" in page
 
 
+def test_metrics_page_lists_every_name(finished: tuple[Path, list[int]], finished_ppo: Path) -> None:
+    logged = {
+        name
+        for run_dir in (finished[0], finished_ppo)
+        for row in read_jsonl(run_dir / "metrics.jsonl")
+        for name in row
+    } - {"step"}
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    listed = re.findall(r"^\| `([^`]+)` \|", page, re.M)
+    assert len(listed) == len(set(listed))
+    names = {
+        name.replace("<tag>", "FrozenLake")
+        .replace("<family>", "collapse_first_turn_sample")
+        .replace("@k", f"@{k}")
+        for name in listed
+        for k in (2, 4, 8)
+    }
+    assert names == logged
+
+
 # -- going on ------------------------------------------------------------------------------------------
 def test_stopped_and_resumed_equals_never_stopped(finished: tuple[Path, list[int]], tmp_path: Path) -> None:
     short = run(micro_config(tmp_path, training={"total_training_steps": 1}))
@@ -166,21 +186,30 @@ def test_stopped_and_resumed_equals_never_stopped(finished: tuple[Path, list[int
     assert times == sorted(times)
 
 
-def test_killed_ppo_resumes_from_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a critic, a reference policy and a warm start; killed after a step that no checkpoint holds."""
-    sections: dict[str, Any] = {**PPO, "run": {"save_freq": 2}, "training": {"total_training_steps": 4}}
-    whole = run(micro_config(tmp_path, "whole", **sections))
+PPO_RUN: dict[str, Any] = {**PPO, "run": {"save_freq": 2}, "training": {"total_training_steps": 4}}
+
+
+@pytest.fixture(scope="module")
+def finished_ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps with a critic, a reference policy and a warm start."""
+    return run(micro_config(tmp_path_factory.mktemp("ppo"), **PPO_RUN)).run_dir
+
+
+def test_killed_ppo_resumes_from_its_last_checkpoint(
+    finished_ppo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after a step that no checkpoint holds, in the middle of writing."""
     with monkeypatch.context() as patch:
         patch.setattr(trainer._Run, "_step", failing_at(4, MemoryError()))
         with pytest.raises(MemoryError):
-            run(micro_config(tmp_path, "killed", **sections))
-    killed = tmp_path / "killed"
+            run(micro_config(tmp_path, **PPO_RUN))
+    killed = tmp_path / "run"
     assert [row["step"] for row in rows(killed)] == [0, 1, 2, 3]
     with (killed / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "tr')  # as a kill in the middle of a write leaves it
-    (killed / "checkpoints" / "3.orbax-checkpoint-tmp-0").mkdir()  # and in the middle of a checkpoint
+        file.write('{"step": 4, "tr')
+    (killed / "checkpoints" / "3.orbax-checkpoint-tmp-0").mkdir()
     run(resume=killed)
-    assert_same_run(whole.run_dir, killed, 4)
+    assert_same_run(finished_ppo, killed, 4)
     assert rows(killed)[0]["warm_start/loss"] > 0
 
 
