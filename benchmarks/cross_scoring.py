@@ -5,7 +5,7 @@
 Three sides score the same P x G traces under the same P contexts in float32: transformers on PyTorch and this
 package's training forward, both on the P x P x G concatenations (padded to the longest; a batch holds all
 traces under one context; logits of the traces' positions only), and `cross_score`. Sides take turns, in one
-process. Concatenations cost the same under every context: they are timed under `--timed` of the P, and scaled.
+process. Concatenations cost the same under every context: they are timed under `--timed` of the P, scaled.
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ def main() -> None:
         notes = (
             f"{size}: {cfg.num_hidden_layers} layers, d {cfg.hidden_size}, vocabulary {cfg.vocab_size}, "
             f"{weights}. Medians of {options.repeats} interleaved runs; concatenations timed under "
-            f"{options.timed} of {case.prompts} contexts. Floor: least FLOPs of the side's method. Peak: above "
-            "the model; temporaries of the compiled program, for transformers the rise of resident memory. "
+            f"{options.timed} of {case.prompts} contexts. Floor: least FLOPs of the side's method. Peak: "
+            "above the model; temporaries of the compiled program, for transformers rise of the process. "
             f"max |dlogp|: from ours, a token. Float32 product of 2048 x {cfg.hidden_size} x "
             f"{cfg.intermediate_size}, best: JAX {ours:.0f} GFLOP/s"
         )
