@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Span:
-    """A run of bytes cut out of an answer: `data[:length]`. `length` may exceed A, then `data` holds its first A bytes."""
+    """Bytes cut out of an answer: `data[:length]`. Where `length` exceeds A, `data` holds the first A of them."""
 
     data: UInt8[Array, "A"]
     length: Int[Array, ""]
@@ -150,7 +150,9 @@ class StepInfo:
 
     format_ok: Bool[Array, ""]  # the think and answer tags were found
     think_valid: Bool[Array, ""]  # the think span is closed and not empty
-    think_end: Int[Array, ""]  # the span is response tokens [0, think_end); excludes a token straddling "</think>"
+    think_end: Int[
+        Array, ""
+    ]  # the span is response tokens [0, think_end); excludes a token straddling "</think>"
     n_actions: Int[Array, ""]  # actions kept of the answer (at most max_actions_per_turn), known or not
     n_valid: Int[Array, ""]  # of these, how many were known
     n_executed: Int[Array, ""]  # of these, how many were executed

@@ -1,4 +1,4 @@
-"""Reading a dataclass's fields from plain data (YAML, the command line): every value's type is checked by its annotation."""
+"""Fields of dataclasses from plain data (YAML, the command line), each value checked by its annotation."""
 
 from __future__ import annotations
 

@@ -607,6 +607,8 @@ def build(
         ("obs_capacity", obs_capacity, int(shown.max()) + around),
     ):
         if given is not None and given < needed:
-            raise ConfigError(name, given, f"observations have up to {needed} tokens; use at least that, or None")
+            raise ConfigError(
+                name, given, f"observations have up to {needed} tokens; use at least that, or None"
+            )
         sizes[name] = given or _round_up(needed + margin)
     return replace(turn_env, **sizes), params

@@ -102,7 +102,9 @@ def weight_specs(cfg: ModelConfig) -> dict[tuple[str, str], WeightSpec]:
     d, f, v = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
     q, kv = cfg.num_attention_heads * cfg.head_dim, cfg.num_key_value_heads * cfg.head_dim
     std = d**-0.5
-    residual = (2 * cfg.num_hidden_layers) ** -0.5  # keeps the residual stream's variance independent of depth
+    residual = (
+        2 * cfg.num_hidden_layers
+    ) ** -0.5  # keeps the residual stream's variance independent of depth
 
     def matrix(shape: tuple[int, int], axes: tuple[str, str], init: float, hf: str, gguf: str) -> WeightSpec:
         return WeightSpec(
@@ -112,7 +114,13 @@ def weight_specs(cfg: ModelConfig) -> dict[tuple[str, str], WeightSpec]:
 
     def vector(n: int, axis: str, hf: str, gguf: str, *, ones: bool) -> WeightSpec:
         return WeightSpec(
-            (n,), (axis,), 0.0, f"model.layers.{{layer}}.{hf}", f"blk.{{layer}}.{gguf}", per_layer=True, ones=ones
+            (n,),
+            (axis,),
+            0.0,
+            f"model.layers.{{layer}}.{hf}",
+            f"blk.{{layer}}.{gguf}",
+            per_layer=True,
+            ones=ones,
         )
 
     specs = {
@@ -123,7 +131,9 @@ def weight_specs(cfg: ModelConfig) -> dict[tuple[str, str], WeightSpec]:
         ("layers", "q"): matrix((d, q), ("embed", "heads"), std, "self_attn.q_proj", "attn_q"),
         ("layers", "k"): matrix((d, kv), ("embed", "kv_heads"), std, "self_attn.k_proj", "attn_k"),
         ("layers", "v"): matrix((d, kv), ("embed", "kv_heads"), std, "self_attn.v_proj", "attn_v"),
-        ("layers", "o"): matrix((q, d), ("heads", "embed"), q**-0.5 * residual, "self_attn.o_proj", "attn_output"),
+        ("layers", "o"): matrix(
+            (q, d), ("heads", "embed"), q**-0.5 * residual, "self_attn.o_proj", "attn_output"
+        ),
         ("layers", "mlp_norm"): vector(
             d, "embed", "post_attention_layernorm.weight", "ffn_norm.weight", ones=True
         ),

@@ -44,7 +44,9 @@ def init_params(cfg: ModelConfig, key: Array) -> Params:
     specs = weight_specs(cfg)
     return {
         group: {
-            name: initial(specs[group, name], leaf.shape, jax.random.fold_in(key, list(specs).index((group, name))))
+            name: initial(
+                specs[group, name], leaf.shape, jax.random.fold_in(key, list(specs).index((group, name)))
+            )
             for name, leaf in leaves.items()
         }
         for group, leaves in tree.items()
@@ -113,9 +115,7 @@ class Block(nnx.Module):
     def project(self, x: Float[Array, "... D"], cos: Array, sin: Array) -> tuple[Array, Array, Array]:
         """Normed input to rotated queries [..., Hq, D], rotated keys and values [..., Hk, D]."""
         h = rms_norm(x, self.attn_norm[...], self.cfg.rms_norm_eps)
-        q, k, v = (
-            self._linear(h, n).reshape(*x.shape[:-1], -1, self.cfg.head_dim) for n in ("q", "k", "v")
-        )
+        q, k, v = (self._linear(h, n).reshape(*x.shape[:-1], -1, self.cfg.head_dim) for n in ("q", "k", "v"))
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def finish(self, x: Float[Array, "... D"], attended: Float[Array, "... Hq H"]) -> Float[Array, "... D"]:

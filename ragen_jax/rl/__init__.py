@@ -1,10 +1,10 @@
 """Objectives, advantages, losses and the jitted update."""
 
 from ragen_jax.rl.advantages import gae_advantages, grpo_advantages, token_rewards, whiten
+from ragen_jax.rl.learner import Tally, UpdateSpec, update
 from ragen_jax.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig, TrainState, init_state, optimiser, policy_params
-from ragen_jax.rl.learner import Tally, UpdateSpec, update
 
 __all__ = [
     "Objective",

@@ -49,7 +49,9 @@ def gae_advantages(
     value), both 0 outside `mask`. The value after the last sampled token is 0.
     """
 
-    def backward(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+    def backward(
+        carry: tuple[Array, Array], x: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Array, Array], Array]:
         next_value, next_adv = carry
         r, v, m = x
         adv = r + gamma * next_value - v + gamma * lam * next_adv

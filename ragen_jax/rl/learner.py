@@ -110,7 +110,13 @@ def _hidden_before(hidden: Float[Array, "m L D"], slots: Int[Array, "m S"]) -> F
 
 
 def _microbatches(
-    order: Int[Array, "B"], start: Array, count: Array, lengths: Int[Array, "B"], size: int, slots: int, buckets: int
+    order: Int[Array, "B"],
+    start: Array,
+    count: Array,
+    lengths: Int[Array, "B"],
+    size: int,
+    slots: int,
+    buckets: int,
 ) -> Any:
     """(number of microbatches, function of their index -> (rows, which are real, length bucket))."""
     bounds = jnp.array(_bucket_lengths(slots, buckets))
@@ -150,7 +156,11 @@ def _score(
         def logprob(params: Params) -> Array:
             h = _hidden_before(forward(params, spec.model, tokens, remat="none"), where)
             lp, _ = token_logprobs(
-                h, unembedding(params, spec.model), targets, temperature=temperature, valid_vocab=spec.valid_vocab
+                h,
+                unembedding(params, spec.model),
+                targets,
+                temperature=temperature,
+                valid_vocab=spec.valid_vocab,
             )
             return lp
 
@@ -164,8 +174,10 @@ def _score(
 
         def spread(x: Array) -> Array:
             x = jnp.where(found, x.reshape(where.shape), 0.0)
-            return jnp.zeros((rows.shape[0], slots), jnp.float32).at[jnp.arange(rows.shape[0])[:, None], place].set(
-                x, mode="drop"
+            return (
+                jnp.zeros((rows.shape[0], slots), jnp.float32)
+                .at[jnp.arange(rows.shape[0])[:, None], place]
+                .set(x, mode="drop")
             )
 
         return spread(old), spread(ref), spread(value)
@@ -234,7 +246,9 @@ def _loss(
         sums["actor/kl_loss"] = mean(kl)
     if objective.uses_critic:
         critic = trainable["critic"]
-        value = critic_values(critic, _hidden_before(forward(critic, spec.model, tokens, remat=spec.remat), where))
+        value = critic_values(
+            critic, _hidden_before(forward(critic, spec.model, tokens, remat=spec.remat), where)
+        )
         vf = value_loss(value, pick(targets.value), pick(targets.returns), objective.cliprange_value)
         loss = loss + jnp.sum(vf * pick(targets.value_weight))
         sums["critic/vf_loss"] = mean(vf)
@@ -309,7 +323,9 @@ def update(
 
     steps = -(-count // spec.mini_batch_size)
     rank = jnp.cumsum(kept) - 1
-    minibatch = ((rank + 1) * steps - 1) // jnp.maximum(count, 1)  # equal shares: i holds ranks from i * count // steps
+    minibatch = ((rank + 1) * steps - 1) // jnp.maximum(
+        count, 1
+    )  # equal shares: i holds ranks from i * count // steps
     order = ordered(minibatch)
     transform = optimiser(spec.optim)
     lengths = _bucket_lengths(slots, spec.length_buckets)

@@ -52,7 +52,9 @@ class OptimConfig:
 
     def learning_rate(self, peak: float) -> optax.Schedule:
         if self.schedule == "cosine":
-            return optax.schedules.warmup_cosine_decay_schedule(0.0, peak, self.warmup_steps, self.decay_steps)
+            return optax.schedules.warmup_cosine_decay_schedule(
+                0.0, peak, self.warmup_steps, self.decay_steps
+            )
         if self.warmup_steps:
             return optax.schedules.linear_schedule(0.0, peak, self.warmup_steps)
         return optax.schedules.constant_schedule(peak)
@@ -69,7 +71,7 @@ def optimiser(cfg: OptimConfig) -> optax.GradientTransformation:
         )
 
     def labels(tree: dict[str, Any]) -> dict[str, Any]:
-        return {part: jax.tree.map(lambda _: part, leaves) for part, leaves in tree.items()}
+        return {part: jax.tree.map(lambda _, part=part: part, leaves) for part, leaves in tree.items()}
 
     return optax.partition({"policy": adamw(cfg.lr), "critic": adamw(cfg.critic_lr)}, labels)
 
@@ -115,5 +117,3 @@ def policy_params(trainable: dict[str, Any], base: Params | None, lora: LoraConf
     if base is None:
         raise ValueError("LoRA needs the frozen base parameters: pass base=")
     return merge(base, trainable["policy"], lora)
-
-

@@ -3,4 +3,13 @@
 from ragen_jax.rollout.episodes import RolloutSpec, StopTable, make_stop_table, rollout
 from ragen_jax.rollout.trajectories import GIVEN, PADDING, SAMPLED, Trajectories
 
-__all__ = ["GIVEN", "PADDING", "SAMPLED", "RolloutSpec", "StopTable", "Trajectories", "make_stop_table", "rollout"]
+__all__ = [
+    "GIVEN",
+    "PADDING",
+    "SAMPLED",
+    "RolloutSpec",
+    "StopTable",
+    "Trajectories",
+    "make_stop_table",
+    "rollout",
+]

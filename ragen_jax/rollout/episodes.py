@@ -32,15 +32,20 @@ class RolloutSpec:
     def capacity(self) -> int:
         """L: slots of the longest dialogue that the environment's fixed buffers allow."""
         c = self.env.config
-        return self.env.prompt_capacity + c.max_turns * c.max_response_tokens + (c.max_turns - 1) * self.env.obs_capacity
+        return (
+            self.env.prompt_capacity
+            + c.max_turns * c.max_response_tokens
+            + (c.max_turns - 1) * self.env.obs_capacity
+        )
 
     def __post_init__(self) -> None:
         if self.capacity > self.model.max_position_embeddings:
             c = self.env.config
             raise ValueError(
-                f"an episode may need {self.capacity} tokens (prompt {self.env.prompt_capacity} + {c.max_turns} turns of "
-                f"{c.max_response_tokens} sampled + {self.env.obs_capacity} given), but model.max_position_embeddings is "
-                f"{self.model.max_position_embeddings}; lower env.max_turns or env.max_response_tokens"
+                f"an episode may need {self.capacity} tokens (prompt {self.env.prompt_capacity} + {c.max_turns} "
+                f"turns of {c.max_response_tokens} sampled + {self.env.obs_capacity} given), but "
+                f"model.max_position_embeddings is {self.model.max_position_embeddings}; lower env.max_turns or "
+                "env.max_response_tokens"
             )
         if self.valid_vocab > self.model.vocab_size:
             raise ValueError(
@@ -68,7 +73,7 @@ def make_stop_table(tokenizer: Tokenizer, tag: str = "</answer>") -> StopTable:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeState:
-    """Invariant: cache slots [0, length) hold the row's text, and `hidden` is the network's output at slot length - 1."""
+    """Invariant: cache slots [0, length) hold the row's text; `hidden` is the network's output at slot length - 1."""
 
     cache: Cache
     hidden: Float[Array, "B D"]
@@ -127,7 +132,9 @@ def _write(target: Array, start: Array, count: Array, values: Array) -> Array:
     """target[b, start[b] : start[b] + count[b]] = values[b, :count[b]]; what would fall outside is dropped."""
     offsets = jnp.arange(values.shape[1])
     slots = jnp.where(offsets < count[:, None], start[:, None] + offsets, target.shape[1])
-    return target.at[jnp.arange(target.shape[0])[:, None], slots].set(values.astype(target.dtype), mode="drop")
+    return target.at[jnp.arange(target.shape[0])[:, None], slots].set(
+        values.astype(target.dtype), mode="drop"
+    )
 
 
 @jax.tree_util.register_dataclass

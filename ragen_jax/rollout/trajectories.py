@@ -61,4 +61,3 @@ class Trajectories:
     def score(self) -> Float[Array, "B"]:
         """Episode reward with the format penalties, as the filter and the outcome advantages see it."""
         return jnp.sum(jnp.where(self.taken, self.reward + self.penalty, 0.0), axis=1)
-

@@ -65,11 +65,12 @@ class Checkpoints:
     def save(self, state: RunState, host: HostState) -> None:
         """Starts writing step `host.step`; returns once the arrays are copied."""
         self._manager.save(
-            host.step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host.plain()))
+            host.step,
+            args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host.plain())),
         )
 
     def restore(self, like: RunState, step: int | None = None) -> tuple[RunState, HostState]:
-        """The newest step, or `step`. Raises CheckpointError when there is none or its shapes are not those of `like`."""
+        """The newest step, or `step`. Raises CheckpointError when there is none or it is not one of `like`'s shapes."""
         step = self.latest() if step is None else step
         if step is None or step not in self._manager.all_steps():
             found = ", ".join(map(str, self._manager.all_steps())) or "none"
@@ -98,7 +99,11 @@ class Checkpoints:
 
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         others = [s for s in self._manager.all_steps() if s != step]
-        remedy = f"delete the folder of that step to go on from step {max(others)}" if others else "start another run"
+        remedy = (
+            f"delete the folder of that step to go on from step {max(others)}"
+            if others
+            else "start another run"
+        )
         words = " ".join(str(error).split())[:200]
         return CheckpointError(f"{self.directory}, step {step}: cannot be read ({words}); {remedy}")
 

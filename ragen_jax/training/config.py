@@ -73,9 +73,13 @@ class RolloutSection:
         _at_least("rollout.rollout_filter_selection_eps", self.rollout_filter_selection_eps, 0)
         _at_least("rollout.rollout_filter_empty_stop_steps", self.rollout_filter_empty_stop_steps, 0)
         if not self.temperature > 0:
-            raise ConfigError("rollout.temperature", self.temperature, "training needs a positive temperature")
+            raise ConfigError(
+                "rollout.temperature", self.temperature, "training needs a positive temperature"
+            )
         if self.rollout_filter_value <= 0:
-            raise ConfigError("rollout.rollout_filter_value", self.rollout_filter_value, "it must be positive")
+            raise ConfigError(
+                "rollout.rollout_filter_value", self.rollout_filter_value, "it must be positive"
+            )
         if self.rollout_filter_strategy == "top_k_abs" and self.rollout_filter_value > self.env_groups:
             raise ConfigError(
                 "rollout.rollout_filter_value", self.rollout_filter_value,

@@ -61,7 +61,9 @@ def gather_traces(traj: Trajectories, sample: PairSample, most: int) -> Traces:
     start = traj.think_start[sample.episode, sample.turn]
     length = jnp.where(sample.chosen, traj.think_end[sample.episode, sample.turn] - start, 0)
     slots = start[:, None] + jnp.arange(most)
-    tokens = jnp.take_along_axis(traj.tokens[sample.episode], jnp.minimum(slots, traj.tokens.shape[1] - 1), axis=1)
+    tokens = jnp.take_along_axis(
+        traj.tokens[sample.episode], jnp.minimum(slots, traj.tokens.shape[1] - 1), axis=1
+    )
     inside = jnp.arange(most) < length[:, None]
     return Traces(jnp.where(inside, tokens, 0)[:, None], length[:, None])
 
@@ -74,7 +76,9 @@ def diagnose(
     *,
     spec: DiagnosisSpec,
     temperature: float | Array = 1.0,
-) -> tuple[dict[str, Float[Array, ""]], dict[str, CollapseEma], dict[str, tuple[PairSample, Float[Array, "R N"]]]]:
+) -> tuple[
+    dict[str, Float[Array, ""]], dict[str, CollapseEma], dict[str, tuple[PairSample, Float[Array, "R N"]]]
+]:
     """Cross-scores a sample of reasoning and estimates everything in the paper's Table 1. Pure; jit with `spec` static.
 
     The first-turn family scores first reasonings under the groups' prompts; the other two give each drawn turn its own
@@ -98,7 +102,9 @@ def diagnose(
             contexts = Contexts(traj.tokens[sample.episode], traj.prompt_end[sample.episode, sample.turn])
             own = jnp.arange(len(sample.episode))
             column_valid = sample.chosen
-        scores, lengths = _score_rows(params, contexts, gather_traces(traj, sample, spec.max_trace), spec, temperature)
+        scores, lengths = _score_rows(
+            params, contexts, gather_traces(traj, sample, spec.max_trace), spec, temperature
+        )
         pairs = pair_scores(
             scores, own, lengths, sample.chosen, column_class=equal_rows(contexts.tokens, contexts.length),
             column_valid=column_valid,
@@ -121,7 +127,12 @@ def _score_rows(
     tokens = jnp.pad(traces.tokens[:, 0], ((0, pad), (0, 0))).reshape(columns, -1, traces.tokens.shape[-1])
     length = jnp.pad(traces.length[:, 0], (0, pad)).reshape(columns, -1)
     scores = cross_score(
-        params, spec.model, contexts, Traces(tokens, length), temperature=temperature, valid_vocab=spec.valid_vocab
+        params,
+        spec.model,
+        contexts,
+        Traces(tokens, length),
+        temperature=temperature,
+        valid_vocab=spec.valid_vocab,
     )
     return scores.reshape(-1, columns)[:rows], traces.length[:, 0]
 

@@ -26,7 +26,8 @@ class Evaluation:
     episodes: Trajectories
 
     def success(self, tag: str) -> dict[str, float]:
-        return {n: self.metrics[f"val-env/{tag}/success{s}"] for n, s in (("success", ""), ("low", "_low"), ("high", "_high"))}
+        ends = {"success": "", "low": "_low", "high": "_high"}
+        return {name: self.metrics[f"val-env/{tag}/success{end}"] for name, end in ends.items()}
 
 
 def evaluate(setup: Setup, trainable: dict[str, Any], base: Params | None) -> Evaluation:

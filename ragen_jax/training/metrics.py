@@ -89,7 +89,9 @@ class MetricsWriter:
             check_loggers(wandb=True)
             import wandb as module
 
-            self._wandb = module.init(project="ragen-jax", name=name, config=config, dir=str(run_dir), resume="allow")
+            self._wandb = module.init(
+                project="ragen-jax", name=name, config=config, dir=str(run_dir), resume="allow"
+            )
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Writes a row. A value that is not finite is written as null, so that its absence is seen."""

@@ -25,7 +25,7 @@ def episode_records(
     split: str,
     keep: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The given rows as dictionaries; the text is that of the ids themselves. `keep`: what the filter kept, by group."""
+    """The given rows as dictionaries; the text is that of the ids. `keep`: what the filter kept, by group."""
     host = jax.device_get(jax.tree.map(lambda x: x[np.asarray(rows)], traj))
     separator = env.config.action_sep
     records = []
@@ -38,7 +38,9 @@ def episode_records(
         for t in range(int(host.turns[i])):
             begin, end = int(host.prompt_end[i, t]), int(host.turn_end[i, t]) + 1
             response = text(begin, end)
-            answer = response.partition("<answer>")[2].partition("</answer>")[0] if host.format_ok[i, t] else ""
+            answer = (
+                response.partition("<answer>")[2].partition("</answer>")[0] if host.format_ok[i, t] else ""
+            )
             turns.append(
                 {
                     "prompt": text(given_from, begin),

@@ -44,14 +44,16 @@ class Setup:
 
 def build_tokenizer(config: Config) -> SmallTokenizer:
     """A small tokenizer that knows the words of the environment and of its teacher; board rows stay single symbols."""
-    env, params = make_env(config.env, None)
+    env, params = make_env(
+        config.env, None, prompt_capacity=None, obs_capacity=None
+    )  # measured in bytes here
     words = [p for p in env.phrases() if any(c.islower() for c in p)]
     symbols = sorted({c for p in env.phrases() for c in p if not c.isascii()})
     return SmallTokenizer.build([*words, *vocabulary(env, params), *env.env.action_names, *symbols])
 
 
 def make_env(
-    section: EnvConfig, tokenizer: Tokenizer | None, *, split: str = "train", **capacity: int
+    section: EnvConfig, tokenizer: Tokenizer | None, *, split: str = "train", **capacity: int | None
 ) -> tuple[TurnEnv, TurnParams]:
     """`envs_jax.make` of a configuration's section. Raises ConfigError naming the field as the configuration does."""
     try:
@@ -81,7 +83,8 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
         params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(config.run.seed))
     else:
         if config.warm_start.steps and section.lora is not None:
-            raise ConfigError("warm_start.steps", config.warm_start.steps, "a warm start trains full weights; drop model.lora")
+            steps = config.warm_start.steps
+            raise ConfigError("warm_start.steps", steps, "a warm start trains full weights; drop model.lora")
         model, params, found = load_model(section.path, dtype=section.dtype)
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
@@ -90,7 +93,8 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
     capacity = {"prompt_capacity": env.prompt_capacity, "obs_capacity": env.obs_capacity}
     _, held_out = make_env(config.env, tokenizer, split="eval", **capacity)
     if config.warm_start.steps and not has_teacher(env):
-        raise ConfigError("warm_start.steps", config.warm_start.steps, f"{env.tag} has no scripted teacher; set it to 0")
+        steps = config.warm_start.steps
+        raise ConfigError("warm_start.steps", steps, f"{env.tag} has no scripted teacher; set it to 0")
     rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size)
     diagnosis, training = config.diagnosis, config.training
     families = {
@@ -117,7 +121,7 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
 
 
 def draw_levels(setup: Setup, step: int) -> jax.Array:
-    """Indices of one step's training levels, without repeats when the pool is large enough. Addressed by (seed, step)."""
+    """Indices of one step's training levels, by (seed, step); without repeats when the pool is large enough."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(setup.config.run.seed), step), LEVEL)
     groups, pool = setup.config.rollout.env_groups, setup.env.num_levels
     return jax.random.choice(key, pool, (groups,), replace=groups > pool).astype(jnp.int32)

@@ -21,8 +21,9 @@ def summarise(run_dir: Path, tag: str) -> dict[str, Any]:
     name = f"val-env/{tag}/success"
     evaluated = [r for r in rows if r.get(name) is not None]
     out: dict[str, Any] = {"tag": tag, "steps": rows[-1]["step"] if rows else 0}
+    names = {"success": "", "low": "_low", "high": "_high"}
     for when, row in (("before", evaluated[:1]), ("after", evaluated[-1:])):
-        out[when] = {n: row[0][f"{name}{s}"] for n, s in (("success", ""), ("low", "_low"), ("high", "_high"))} if row else None
+        out[when] = {n: row[0][f"{name}{end}"] for n, end in names.items()} if row else None
     path = run_dir / "baselines.json"
     out["baselines"] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     first_turn = FAMILIES["first_turn"]

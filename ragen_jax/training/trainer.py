@@ -83,7 +83,8 @@ def resumed_config(run_dir: Path, overrides: list[str]) -> Config:
     for item in overrides:
         name = item.partition("=")[0]
         if name not in _MAY_CHANGE:
-            raise ConfigError(name, item.partition("=")[2], f"cannot change in a resumed run; only {', '.join(_MAY_CHANGE)} can")
+            remedy = f"cannot change in a resumed run; only {', '.join(_MAY_CHANGE)} can"
+            raise ConfigError(name, item.partition("=")[2], remedy)
     return with_overrides(read_run_config(run_dir), overrides)
 
 
@@ -97,10 +98,14 @@ def _check_new(config: Config) -> Path:
             f"ragen-jax train --resume {run_dir}",
         )  # fmt: skip
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise ConfigError("run.name", config.run.name, f"{run_dir} exists and is no run; choose another run.name")
+        raise ConfigError(
+            "run.name", config.run.name, f"{run_dir} exists and is no run; choose another run.name"
+        )
     place = next(p for p in run_dir.absolute().parents if p.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError("run.dir", config.run.dir, f"nothing can be written in {place}; choose another folder")
+        raise ConfigError(
+            "run.dir", config.run.dir, f"nothing can be written in {place}; choose another folder"
+        )
     return run_dir
 
 
@@ -137,8 +142,8 @@ def _warm_start(setup: Setup, dialogues: Dialogues, progress: Progress) -> tuple
     section = setup.config.warm_start
     params, loss = setup.params, jnp.float32(math.nan)
     task = progress.add_task("warm start", total=section.steps, note="")
-    for params, loss in imitate(  # noqa: B007, B020: the last ones are what counts
-        params, setup.model, dialogues, steps=section.steps, batch_size=section.batch_size, lr=section.lr,
+    for params, loss in imitate(  # noqa: B007
+        setup.params, setup.model, dialogues, steps=section.steps, batch_size=section.batch_size, lr=section.lr,
         valid_vocab=setup.tokenizer.vocab_size, seed=setup.config.run.seed,
     ):  # fmt: skip
         progress.advance(task)
@@ -146,7 +151,9 @@ def _warm_start(setup: Setup, dialogues: Dialogues, progress: Progress) -> tuple
     return params, float(loss)
 
 
-def train(config: Config | None = None, *, resume: Path | None = None, console: Console | None = None) -> RunResult:
+def train(
+    config: Config | None = None, *, resume: Path | None = None, console: Console | None = None
+) -> RunResult:
     """Runs or resumes a training run.
 
     A resumed run continues from its newest checkpoint and equals, bit for bit on one mesh, a run that was never
@@ -243,7 +250,9 @@ class _Run:
         return state
 
     # -- one step ----------------------------------------------------------------------------------------------------
-    def _loop(self, state: RunState, host: HostState, writer: MetricsWriter, interrupted: _Interrupted) -> str | None:
+    def _loop(
+        self, state: RunState, host: HostState, writer: MetricsWriter, interrupted: _Interrupted
+    ) -> str | None:
         config, total = self.config, self.config.training.total_training_steps
         task = self.progress.add_task("training", total=total, completed=host.step, note="")
         stopped = "interrupted" if interrupted.flag else None
@@ -292,7 +301,8 @@ class _Run:
             temperature=temperature,
         )  # fmt: skip
         state = replace(state, train=after)
-        host_metrics, tally, updates, skipped, kept = jax.device_get((device, tally, after.updates, after.skipped, keep))
+        found_on_device = (device, tally, after.updates, after.skipped, keep)
+        host_metrics, tally, updates, skipped, kept = jax.device_get(found_on_device)
         clock.lap("update", ())
         metrics = {n: float(v) for n, v in host_metrics.items()} | tally.means() | clock.metrics()
         metrics |= {"train/updates": float(updates), "train/skipped_updates": float(skipped)}
@@ -355,20 +365,28 @@ class _Run:
     def _keep_rollouts(self, traj: Any, params: Any, step: int, split: str, keep: np.ndarray | None) -> None:
         rows = range(min(self.config.run.rollouts_kept, traj.tokens.shape[0]))
         write_records(
-            self.run_dir, episode_records(traj, self.setup.env, params, list(rows), step=step, split=split, keep=keep)
+            self.run_dir,
+            episode_records(traj, self.setup.env, params, list(rows), step=step, split=split, keep=keep),
         )
 
     def _keep_nonfinite(self, traj: Any, step: int) -> None:
-        """Keeps the episodes with a reward or log-prob that is not finite, at most `rollouts_kept`, and says which it is."""
-        reward, logprob = jax.device_get((jnp.isfinite(traj.score), jnp.all(jnp.isfinite(traj.logprob), axis=1)))
+        """Keeps the episodes with a reward or log-prob that is not finite, at most `rollouts_kept`."""
+        reward, logprob = jax.device_get(
+            (jnp.isfinite(traj.score), jnp.all(jnp.isfinite(traj.logprob), axis=1))
+        )
         rows = np.flatnonzero(~(reward & logprob))[: self.config.run.rollouts_kept].tolist()
         records = episode_records(traj, self.setup.env, self.setup.train, rows, step=step, split="nonfinite")
         for row, record in zip(rows, records, strict=True):
-            record["nonfinite"] = [n for n, ok in (("reward", reward[row]), ("logprob", logprob[row])) if not ok]
+            record["nonfinite"] = [
+                n for n, ok in (("reward", reward[row]), ("logprob", logprob[row])) if not ok
+            ]
         write_records(self.run_dir, records)
 
     def _note(self, metrics: dict[str, float]) -> str:
-        parts = [f"success {metrics['train/success']:.2f}", f"kept {metrics.get('rollout/filter_kept_ratio', 1):.2f}"]
+        parts = [
+            f"success {metrics['train/success']:.2f}",
+            f"kept {metrics.get('rollout/filter_kept_ratio', 1):.2f}",
+        ]
         if "collapse/regime" in metrics:
             parts.append(REGIME_NAMES[int(metrics["collapse/regime"])])
         return "  ".join(parts)

@@ -15,7 +15,12 @@ TINY = ModelConfig(
 
 
 def random_trajectories(
-    seed: int, groups: int = 4, members: int = 4, turns: int = 3, slots: int = 40, rewards: np.ndarray | None = None
+    seed: int,
+    groups: int = 4,
+    members: int = 4,
+    turns: int = 3,
+    slots: int = 40,
+    rewards: np.ndarray | None = None,
 ) -> Trajectories:
     """Rows of up to `turns` turns, each a run of given and a run of sampled tokens; some rows sample nothing."""
     rng = np.random.default_rng(seed)

@@ -25,7 +25,9 @@ def test_grpo_is_the_standardised_reward() -> None:
     scores = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
     centred = scores - scores.mean(1, keepdims=True)
     np.testing.assert_allclose(
-        grpo_advantages(jnp.asarray(scores)), centred / (scores.std(1, ddof=1, keepdims=True) + 1e-6), atol=1e-5
+        grpo_advantages(jnp.asarray(scores)),
+        centred / (scores.std(1, ddof=1, keepdims=True) + 1e-6),
+        atol=1e-5,
     )
     np.testing.assert_allclose(grpo_advantages(jnp.asarray(scores), norm_by_std=False), centred, atol=1e-6)
 
@@ -49,12 +51,16 @@ def test_gae_skips_given_tokens(seed: int, gamma: float, lam: float) -> None:
     expected, returns = np.zeros(mask.shape), np.zeros(mask.shape)
     for b in range(3):
         slots = np.flatnonzero(mask[b])
-        for i, s in enumerate(slots):  # the definition: a discounted sum of temporal differences over sampled tokens
+        for i, s in enumerate(
+            slots
+        ):  # the definition: a discounted sum of temporal differences over sampled tokens
             for k, u in enumerate(slots[i:]):
                 after = values[b, slots[i + k + 1]] if i + k + 1 < len(slots) else 0.0
                 expected[b, s] += (gamma * lam) ** k * (rewards[b, u] + gamma * after - values[b, u])
             returns[b, s] = expected[b, s] + values[b, s]
-    adv, ret = gae_advantages(jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(mask), gamma=gamma, lam=lam)
+    adv, ret = gae_advantages(
+        jnp.asarray(rewards), jnp.asarray(values), jnp.asarray(mask), gamma=gamma, lam=lam
+    )
     np.testing.assert_allclose(adv, expected, atol=2e-5)
     np.testing.assert_allclose(ret, returns, atol=2e-5)
 
@@ -75,7 +81,9 @@ def test_whitening() -> None:
     assert not out[~mask].any()
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+@pytest.mark.parametrize(
+    "mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+)
 def test_aggregation_modes(mode: str) -> None:
     rng = np.random.default_rng(3)
     loss, mask = rng.normal(size=(5, 8)), rng.random((5, 8)) < 0.5
@@ -98,7 +106,9 @@ def test_clipped_surrogate_by_cases() -> None:
     adv = np.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 2.0])
     #      unclipped  cut at 1.28  free   free   cut at 0.8  dual at 3  free
     expected = [-1.0, -1.28, -0.5, 1.5, 0.8, 3.0, -2.2]
-    loss, seen = policy_loss(jnp.log(jnp.asarray(ratio, jnp.float32)), jnp.zeros(7), jnp.asarray(adv), objective)
+    loss, seen = policy_loss(
+        jnp.log(jnp.asarray(ratio, jnp.float32)), jnp.zeros(7), jnp.asarray(adv), objective
+    )
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_array_equal(seen["pg_clipfrac"], [0, 1, 0, 0, 1, 0, 0])
     np.testing.assert_array_equal(seen["pg_clipfrac_lower"], [0, 0, 0, 0, 0, 1, 0])
