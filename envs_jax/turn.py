@@ -601,14 +601,12 @@ def build(
     if at.reward >= 0:
         around += int(lengths[at.header : at.tail].max(initial=0) + lengths[at.warning])
         around += int(lengths[at.reward : at.reward + at.reward_count].max())
-    sizes = {}
-    for name, given, needed in (
-        ("prompt_capacity", prompt_capacity, int(first.max())),
-        ("obs_capacity", obs_capacity, int(shown.max()) + around),
-    ):
-        if given is not None and given < needed:
+    needed = {"prompt_capacity": int(first.max()), "obs_capacity": int(shown.max()) + around}
+    for name, given in (("prompt_capacity", prompt_capacity), ("obs_capacity", obs_capacity)):
+        if given is not None and given < needed[name]:
             raise ConfigError(
-                name, given, f"observations have up to {needed} tokens; use at least that, or None"
+                name, given, f"observations have up to {needed[name]} tokens; use at least that, or None"
             )
-        sizes[name] = given or _round_up(needed + margin)
-    return replace(turn_env, **sizes), params
+    prompt = prompt_capacity or _round_up(needed["prompt_capacity"] + margin)
+    later = obs_capacity or _round_up(needed["obs_capacity"] + margin)
+    return replace(turn_env, prompt_capacity=prompt, obs_capacity=later), params
