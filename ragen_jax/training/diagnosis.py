@@ -99,12 +99,15 @@ def diagnose(
         else:
             draw = sample_trajectories if family == "trajectory" else sample_turns
             sample = draw(family_key, valid, spec.num_samples)
-            contexts = Contexts(traj.tokens[sample.episode], traj.prompt_end[sample.episode, sample.turn])
+            prompt_end = jnp.maximum(traj.prompt_end[sample.episode, sample.turn], 1)  # 0 where nothing is chosen
+            contexts = Contexts(traj.tokens[sample.episode], prompt_end)
             own = jnp.arange(len(sample.episode))
             column_valid = sample.chosen
-        scores, lengths = _score_rows(
-            params, contexts, gather_traces(traj, sample, spec.max_trace), spec, temperature
-        )
+        traces = gather_traces(traj, sample, spec.max_trace)
+        scores = cross_score(
+            params, spec.model, contexts, traces, temperature=temperature, valid_vocab=spec.valid_vocab
+        )[:, 0]
+        lengths = traces.length[:, 0]
         pairs = pair_scores(
             scores, own, lengths, sample.chosen, column_class=equal_rows(contexts.tokens, contexts.length),
             column_valid=column_valid,
@@ -116,25 +119,6 @@ def diagnose(
         metrics |= {f"{FAMILIES[family]}/{name}": value for name, value in values.items()}
         samples[family] = (sample, scores)
     return metrics | thinking_metrics(traj, valid), new_ema, samples
-
-
-def _score_rows(
-    params: Params, contexts: Contexts, traces: Traces, spec: DiagnosisSpec, temperature: float | Array
-) -> tuple[Float[Array, "R N"], Int[Array, "R"]]:
-    """Scores R traces under N contexts. `cross_score` takes N x G traces, so rows are padded to a multiple of N."""
-    rows, columns = traces.length.shape[0], contexts.length.shape[0]
-    pad = -rows % columns
-    tokens = jnp.pad(traces.tokens[:, 0], ((0, pad), (0, 0))).reshape(columns, -1, traces.tokens.shape[-1])
-    length = jnp.pad(traces.length[:, 0], (0, pad)).reshape(columns, -1)
-    scores = cross_score(
-        params,
-        spec.model,
-        contexts,
-        Traces(tokens, length),
-        temperature=temperature,
-        valid_vocab=spec.valid_vocab,
-    )
-    return scores.reshape(-1, columns)[:rows], traces.length[:, 0]
 
 
 def thinking_metrics(traj: Trajectories, valid: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:

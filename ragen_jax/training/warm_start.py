@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from ragen_jax.models import ModelConfig, Params, forward, unembedding
 from ragen_jax.scoring import token_logprobs
 
 Speaker = Callable[[TurnState, Array], list[str]]
+_LENGTHS = 4  # lengths at which batches are compiled
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def play(
         turn_key = jax.random.fold_in(key, turn)
         texts = speak(state, turn_key)
         response, length = np.zeros((count, limit), np.int32), np.zeros(count, np.int32)
-        for i in np.flatnonzero(live):
+        for i in np.flatnonzero(live).tolist():
             ids = tokenizer.encode(texts[i])
             if len(ids) > limit:
                 raise ConfigError(
@@ -118,21 +120,32 @@ def imitate(
 ) -> Iterator[tuple[Params, Array]]:
     """Next-token cross-entropy on the teacher's words; yields parameters and loss after every step.
 
-    AdamW with a linear warm-up of a tenth and a cosine to a tenth. Rows are drawn without replacement within a pass.
+    AdamW with a linear warm-up of a tenth and a cosine to a tenth. Rows are drawn without replacement within a pass,
+    in batches of like length, so that few slots are padding and only a few shapes are compiled.
     """
     schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 10), steps, lr / 10)
     optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, 0.9, 0.98, weight_decay=0.01))
     opt_state = optimiser.init(params)
-    rng = np.random.default_rng(seed)
-    order = np.empty(0, np.int64)
-    for _ in range(steps):
-        if len(order) < batch_size:
-            order = rng.permutation(len(dialogues.tokens))
-        rows, order = order[:batch_size], order[batch_size:]
+    batches = _batches(dialogues, batch_size, np.random.default_rng(seed))
+    for rows, length in itertools.islice(batches, steps):
         params, opt_state, loss = _sft_step(
-            params, opt_state, dialogues.tokens[rows], dialogues.sampled[rows],
+            params, opt_state, dialogues.tokens[rows, :length], dialogues.sampled[rows, :length],
             cfg=cfg, optimiser=optimiser, valid_vocab=valid_vocab,
         )  # fmt: skip
         yield params, loss
+
+
+def _batches(dialogues: Dialogues, size: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:
+    """Endless passes over the rows: (rows of one batch, the slots that they need)."""
+    slots = dialogues.tokens.shape[1]
+    last = slots - np.argmax(dialogues.sampled[:, ::-1], axis=1)  # one past a row's last sampled token
+    bucket = -(-last * _LENGTHS // slots)
+    while True:
+        order = rng.permutation(len(last))
+        order = order[np.argsort(bucket[order], kind="stable")]
+        whole = order[: len(order) // size * size] if len(order) >= size else np.resize(order, size)
+        batches = whole.reshape(-1, size)
+        for rows in batches[rng.permutation(len(batches))]:
+            yield rows, -(-int(bucket[rows].max()) * slots // _LENGTHS)
 
 
