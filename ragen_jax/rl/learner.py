@@ -219,7 +219,8 @@ def _loss(
 
     logprob, entropy = token_logprobs(
         _hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
-        unembedding(policy, spec.model).astype(spec.model.compute_dtype), _at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
+        unembedding(policy, spec.model).astype(spec.model.compute_dtype), _at(tokens, where),
+        temperature=temperature, valid_vocab=spec.valid_vocab,
     )  # fmt: skip
     logprob = jnp.where(found, logprob, 0.0)
     old = jax.lax.stop_gradient(logprob) if on_policy else pick(targets.old)

@@ -21,11 +21,11 @@ TREE: dict[str, dict[str, Any]] = {
         "intermediate_size": 64,
     },
     # Enough to answer in the right form, and now and then to win.
-    "warm_start": {"steps": 60, "batch_size": 16, "demonstrations": 32, "lr": 1e-2, "skill": 0.7},
+    "warm_start": {"steps": 120, "batch_size": 16, "demonstrations": 16, "lr": 2e-2, "skill": 0.7},
     "rollout": {
         "env_groups": 2, "group_size": 2, "rollout_filter_value": 1.0, "rollout_filter_include_zero": True,
     },
-    "optim": {"lr": 1e-2, "critic_lr": 1e-2},
+    "optim": {"lr": 1e-3, "critic_lr": 1e-3},
     "training": {"total_training_steps": 3, "mini_batch_size": 4, "micro_batch_size": 2, "length_buckets": 1},
     "diagnosis": {"compute_freq": 2, "num_samples": 4, "trajectory_enabled": False},
     "evaluation": {"levels": 4, "batch_size": 4, "test_freq": 2},

@@ -204,7 +204,7 @@ def test_damaged_folders_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"architectures": [')
     with pytest.raises(ModelFileError, match=r"config.json: broken JSON"):
         load_model(folder)
-    with pytest.raises(ModelFileError, match=r"neither a \.gguf file nor"):
+    with pytest.raises(ModelFileError, match=r"neither a \.gguf file, nor"):
         load_model(tmp_path / "nowhere")
 
 

@@ -21,7 +21,7 @@ jitted = jax.jit(rollout, static_argnames=("spec", "group_size"))
 
 @cache
 def parts() -> tuple[RolloutSpec, TurnEnv, TurnParams, StopTable, SmallTokenizer]:
-    """A tiny untrained policy with an answer-happy vocabulary: tags are as likely as letters, so turns end in all ways."""
+    """A tiny untrained policy with a vocabulary in which tags are as likely as letters: turns end in all ways."""
     tokenizer = SmallTokenizer.build(["Left Right Up Down", " Left Right Up Down √"])
     env, params = envs_jax.make(
         "FrozenLake", tokenizer, size=3, p=0.9, success_rate=0.5, style="brief", max_turns=3, max_response_tokens=12,
@@ -39,8 +39,10 @@ def policy():
     """Random weights, with the unembedding tilted toward tags, moves and the end of turn."""
     spec, _, _, _, tokenizer = parts()
     params = init_params(spec.model, jax.random.key(0))
-    wanted = jnp.array([1, *tokenizer.encode("</think><answer></answer>||LeftRight"), tokenizer.encode("x")[0]])
-    scale = jnp.full(spec.model.vocab_size, 0.05).at[wanted].set(3.0)
+    wanted = jnp.array(
+        [1, *tokenizer.encode("</think><answer></answer>||LeftRight"), tokenizer.encode("x")[0]]
+    )
+    scale = jnp.full(spec.model.vocab_size, 0.05).at[wanted].set(8.0)
     return params | {"embed": {"weight": params["embed"]["weight"] * scale[:, None]}}
 
 
@@ -48,7 +50,14 @@ def policy():
 def played(temperature: float = 1.0) -> Trajectories:
     spec, _, params, stops, _ = parts()
     return jitted(
-        policy(), spec, params, stops, jax.random.key(7), jnp.arange(16), group_size=8, temperature=temperature
+        policy(),
+        spec,
+        params,
+        stops,
+        jax.random.key(7),
+        jnp.arange(16),
+        group_size=8,
+        temperature=temperature,
     )
 
 
@@ -118,9 +127,16 @@ def test_splitting_the_batch_changes_no_draw() -> None:
     whole = jax.device_get(played())
     half = jax.device_get(
         jitted(
-            policy(), spec, params, stops, jax.random.key(7), jnp.arange(8, 16), group_size=8, temperature=1.0,
+            policy(),
+            spec,
+            params,
+            stops,
+            jax.random.key(7),
+            jnp.arange(8, 16),
+            group_size=8,
+            temperature=1.0,
             group_ids=jnp.arange(8, 16),
-        )  # fmt: skip
+        )
     )
     same = (half.tokens == whole.tokens[64:]).all(axis=1)
     assert same.mean() > 0.95, "only a near-tie may fall the other way"
@@ -142,7 +158,9 @@ def test_one_compilation_for_other_levels_keys_and_temperatures() -> None:
     def counted(weights, key, levels, temperature):
         nonlocal count
         count += 1
-        return rollout(weights, spec, params, stops, key, levels, group_size=2, temperature=temperature).length
+        return rollout(
+            weights, spec, params, stops, key, levels, group_size=2, temperature=temperature
+        ).length
 
     f = jax.jit(counted)
     for seed in range(3):

@@ -11,7 +11,23 @@ from hypothesis import strategies as st
 from ragen_jax.rollout.sampling import fold, row_keys, sample, stop_table
 
 TAG = b"</answer>"
-PIECES = [b"<", b"/", b"</", b"answer", b"ans", b"wer>", b">", b"</answer>", b"x", b"</ans", b" ", b"", b"<</", b"wer", b"a>b"]
+PIECES = [
+    b"<",
+    b"/",
+    b"</",
+    b"answer",
+    b"ans",
+    b"wer>",
+    b">",
+    b"</answer>",
+    b"x",
+    b"</ans",
+    b" ",
+    b"",
+    b"<</",
+    b"wer",
+    b"a>b",
+]
 
 
 @settings(max_examples=300, deadline=None)
@@ -36,7 +52,9 @@ def test_draws_follow_the_distribution_and_report_its_log_probability() -> None:
     ids, logprob = sample(keys, jnp.tile(logits, (20_000, 1)), jnp.float32(1.0), 4)
     counts = np.bincount(np.asarray(ids), minlength=5) / 20_000
     np.testing.assert_allclose(counts, [0.5, 0.25, 0.125, 0.125, 0], atol=4 * np.sqrt(0.25 / 20_000))
-    np.testing.assert_allclose(np.exp(logprob), np.array([0.5, 0.25, 0.125, 0.125])[np.asarray(ids)], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.exp(logprob), np.array([0.5, 0.25, 0.125, 0.125])[np.asarray(ids)], rtol=1e-5
+    )
 
 
 def test_temperature_sharpens_and_zero_is_greedy() -> None:

@@ -128,9 +128,15 @@ def test_run_leaves_its_files(finished: tuple[Path, list[int]]) -> None:
     assert record["kept"] is True
 
 
-def test_steps_compile_once(finished: tuple[Path, list[int]]) -> None:
-    # The rollout has two shapes: training and evaluation.
-    assert finished[1] == [2, 1, 1, 1]
+def test_each_program_compiles_once(finished: tuple[Path, list[int]], tmp_path: Path) -> None:
+    # The rollout has two shapes: training and evaluation. Another test may have compiled them before.
+    assert all(n <= most for n, most in zip(finished[1], [2, 1, 1, 1], strict=True))
+    before = [program._cache_size() for program in COMPILED]
+    assert min(before) >= 1
+    run(
+        micro_config(tmp_path, run={"seed": 1}, training={"total_training_steps": 1})
+    )  # other keys and weights
+    assert [program._cache_size() for program in COMPILED] == before
 
 
 def test_summary_and_report_agree_with_the_metrics(finished: tuple[Path, list[int]], tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def test_microbatch_size_padding_and_buckets_do_not_matter(spec: UpdateSpec, mod
     traj = random_trajectories(0)
     expected, tally = run(spec, traj)
     wider = replace(
-        traj, **{n: jnp.pad(getattr(traj, n), ((0, 0), (0, 11))) for n in ("tokens", "role", "turn", "logprob")}
+        traj,
+        **{n: jnp.pad(getattr(traj, n), ((0, 0), (0, 11))) for n in ("tokens", "role", "turn", "logprob")},
     )
     for other, batch in (
         (replace(spec, micro_batch_size=2), traj),
@@ -85,7 +86,9 @@ def test_gradient_equals_rows_one_by_one_without_padding(monkeypatch: pytest.Mon
     expected = jax.jit(jax.grad(loss))(params)
     norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(expected)))
     # Plain gradient descent in place of AdamW, so that the change of the parameters is the gradient.
-    sgd = optax.partition({"policy": optax.sgd(1.0)}, lambda tree: {"policy": jax.tree.map(lambda _: "policy", tree["policy"])})
+    sgd = optax.partition(
+        {"policy": optax.sgd(1.0)}, lambda tree: {"policy": jax.tree.map(lambda _: "policy", tree["policy"])}
+    )
     monkeypatch.setattr("ragen_jax.rl.learner.optimiser", lambda cfg: sgd)
     state = TrainState({"policy": params}, sgd.init({"policy": params}), jnp.int32(0), jnp.int32(0))
     after, tally = update(state, traj, ALL[:2], spec=GRPO)
@@ -133,12 +136,17 @@ def test_only_sampled_tokens_are_learned_from() -> None:
     traj = random_trajectories(5)
     silent = replace(traj, role=jnp.where(traj.role == SAMPLED, 1, traj.role).astype(jnp.uint8))
     state = start(replace(GRPO, optim=OptimConfig(lr=1e-2, weight_decay=0.0)))
-    spec = replace(GRPO, optim=OptimConfig(lr=1e-2, weight_decay=0.0), objective=Objective(entropy_coeff=0.01))
+    spec = replace(
+        GRPO, optim=OptimConfig(lr=1e-2, weight_decay=0.0), objective=Objective(entropy_coeff=0.01)
+    )
     after, tally = run(spec, silent, ALL, state)
     close(after.trainable, state.trainable, atol=0)
     assert tally.means()["actor/grad_norm"] == 0
     moved, _ = run(spec, traj, ALL, state)
-    assert any(bool(jnp.any(a != b)) for a, b in zip(*map(jax.tree.leaves, (moved.trainable, state.trainable)), strict=True))
+    assert any(
+        bool(jnp.any(a != b))
+        for a, b in zip(*map(jax.tree.leaves, (moved.trainable, state.trainable)), strict=True)
+    )
 
 
 def test_epochs_and_minibatches_make_the_steps() -> None:
