@@ -99,7 +99,9 @@ def diagnose(
         else:
             draw = sample_trajectories if family == "trajectory" else sample_turns
             sample = draw(family_key, valid, spec.num_samples)
-            prompt_end = jnp.maximum(traj.prompt_end[sample.episode, sample.turn], 1)  # 0 where nothing is chosen
+            prompt_end = jnp.maximum(
+                traj.prompt_end[sample.episode, sample.turn], 1
+            )  # 0 where nothing is chosen
             contexts = Contexts(traj.tokens[sample.episode], prompt_end)
             own = jnp.arange(len(sample.episode))
             column_valid = sample.chosen

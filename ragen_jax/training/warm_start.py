@@ -124,7 +124,9 @@ def imitate(
     in batches of like length, so that few slots are padding and only a few shapes are compiled.
     """
     schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 10), steps, lr / 10)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, 0.9, 0.98, weight_decay=0.01))
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, 0.9, 0.98, weight_decay=0.01)
+    )
     opt_state = optimiser.init(params)
     batches = _batches(dialogues, batch_size, np.random.default_rng(seed))
     for rows, length in itertools.islice(batches, steps):
@@ -147,5 +149,3 @@ def _batches(dialogues: Dialogues, size: int, rng: np.random.Generator) -> Itera
         batches = whole.reshape(-1, size)
         for rows in batches[rng.permutation(len(batches))]:
             yield rows, -(-int(bucket[rows].max()) * slots // _LENGTHS)
-
-
