@@ -261,10 +261,8 @@ def demonstrations(
     Reasoning, `</think>`, the answer and its closing tag; the opening tag is not included, nor any reasoning
     where the protocol has none. The reasoning names the places of player and goal (and box), what lies in
     each direction, and the chosen moves, in one of three wordings. With probability `skill` in [0, 1] a move
-    is on a shortest way; else it is toward the goal, holes or not (FrozenLake), or any move that changes
-    something (Sokoban). Raises ValueError for an environment without a teacher.
+    is on a shortest way, else any legal move. Raises ValueError for an environment without a teacher.
     """
-    worse = "blind" if isinstance(env.env, FrozenLake) else "legal"
     wordings, _ = _wordings(env)
     count = env.config.max_actions_per_turn
     scenes = _scenes(env, params, states)
@@ -272,7 +270,7 @@ def demonstrations(
     out = []
     for scene, row, budget in zip(scenes, draws, _budget(env, states), strict=True):
         facts = scene.facts()
-        kinds = ["optimal" if draw < skill else worse for draw in row[1 : 1 + budget]]
+        kinds = ["optimal" if draw < skill else "legal" for draw in row[1 : 1 + budget]]
         moves = _plan(scene, kinds, row[1 + count : 1 + count + budget])
         answer = f" {env.config.action_sep} ".join(moves) + "</answer>"
         if env.config.enable_think:

@@ -29,21 +29,27 @@ def parts() -> tuple[RolloutSpec, TurnEnv, TurnParams, StopTable, SmallTokenizer
     )  # fmt: skip
     model = ModelConfig(
         vocab_size=tokenizer.vocab_size + 3, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, intermediate_size=24,
+        num_key_value_heads=1, intermediate_size=24, tie_word_embeddings=False,
     )  # fmt: skip
     return RolloutSpec(model, env, tokenizer.vocab_size), env, params, make_stop_table(tokenizer), tokenizer
 
 
 @cache
 def policy():
-    """Random weights, with the unembedding tilted toward tags, moves and the end of turn."""
+    """Random weights that mostly say tags, moves and the end of the turn.
+
+    Every embedding has a large first component, so the first component of the final state is nearly constant and
+    serves as a bias: it makes all other ids unlikely.
+    """
     spec, _, _, _, tokenizer = parts()
     params = init_params(spec.model, jax.random.key(0))
-    wanted = jnp.array(
-        [1, *tokenizer.encode("</think><answer></answer>||LeftRight"), tokenizer.encode("x")[0]]
-    )
-    scale = jnp.full(spec.model.vocab_size, 0.05).at[wanted].set(8.0)
-    return params | {"embed": {"weight": params["embed"]["weight"] * scale[:, None]}}
+    wanted = jnp.array([1, *tokenizer.encode("</think><answer></answer>||LeftRightx</answer>")])
+    head = 2.0 * params["lm_head"]["weight"]
+    head = head.at[:, 0].set(-2.0).at[wanted, 0].set(0.0)
+    return params | {
+        "embed": {"weight": params["embed"]["weight"].at[:, 0].set(1.0)},
+        "lm_head": {"weight": head},
+    }
 
 
 @cache
