@@ -377,7 +377,8 @@ def test_policy_of_a_run_elsewhere(finished: tuple[Path, list[int]]) -> None:
         load_policy(str(finished[0]), ["model.hidden_size=48"])
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's own threads, after it
+# Orbax's threads complain after it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_damaged_checkpoint_is_named(copy: Path) -> None:
     for path in (copy / "checkpoints" / "3" / "state").rglob("*"):
         if path.is_file() and path.name != "_METADATA":
