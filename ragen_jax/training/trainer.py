@@ -171,7 +171,8 @@ def train(
     check_loggers(wandb=config.run.wandb)
     setup = build(config, run_dir=resume)
     begun = resume is not None and latest_step(run_dir) is not None
-    preparation = None if begun else _prepare(setup)
+    with console.status("playing the baselines and the teacher"):
+        preparation = None if begun else _prepare(setup)
     if resume is None:
         _make_run_dir(run_dir, setup)
     with _progress(console) as progress, _interruptible() as interrupted:
