@@ -108,6 +108,11 @@ class Environment:
         return True
 
     @property
+    def folds_case(self) -> bool:
+        """Whether `parse` sees ASCII letters in lower case."""
+        return True
+
+    @property
     def reward_range(self) -> tuple[float, float]:
         """Bounds of the sum of rewards that one turn of any length can give per action."""
         raise NotImplementedError
@@ -122,8 +127,12 @@ class Environment:
         raise NotImplementedError
 
     # -- pure functions ----------------------------------------------------------------------------------------------
-    def init_params(self, key: Array) -> Params:
-        """Builds the traced parameters, among them the level pool. Run once, outside any step."""
+    def init_params(self, key: Array, split: str = "train") -> Params:
+        """Builds the traced parameters, among them the level pool. Run once, outside any step.
+
+        `key` already differs between splits. `split` is for environments on recorded data, whose `phrases()` hold
+        the texts of every split, so that one phrase table serves the pools of all.
+        """
         raise NotImplementedError
 
     def level(self, index: Int[Array, ""], params: Params) -> State:
@@ -135,7 +144,10 @@ class Environment:
         raise NotImplementedError
 
     def parse(self, span: Span, state: State, params: Params) -> tuple[Action, Bool[Array, ""]]:
-        """One action's text (trimmed, lower-cased ASCII) to an action, and whether it names one."""
+        """One action's text to an action, and whether it names one.
+
+        The text is trimmed, and its ASCII letters are in lower case if `folds_case`.
+        """
         raise NotImplementedError
 
     def transition(self, key: Array, state: State, action: Action, params: Params) -> Transition:

@@ -81,7 +81,7 @@ def new_levels(env: TurnEnv, params: TurnParams, *, split: str = "train", seed: 
     The pool is that of `make(..., split=split, seed=seed)`. The observation buffers were measured on the old
     pool; a level that needs more is flagged by `StepInfo.obs_overflow`.
     """
-    return replace(params, env=env.env.init_params(pool_key(split, seed)))
+    return replace(params, env=env.env.init_params(pool_key(split, seed), split))
 
 
 def make(
@@ -135,6 +135,7 @@ def make(
         _chat(chat, tokenizer),
         tokenizer,
         key,
+        split=split,
         prompt_capacity=prompt_capacity,
         obs_capacity=obs_capacity,
     )

@@ -386,6 +386,7 @@ class TurnEnv:
             text.data,
             tags.answer_start,
             tags.answer_stop,
+            fold_case=self.env.folds_case,
             separator=config.action_sep if self.env.splits_actions else None,
             max_actions=config.max_actions_per_turn if self.env.splits_actions else 1,
             width=self.env.answer_bytes,
@@ -561,6 +562,7 @@ def build(
     tokenizer: Tokenizer,
     key: Array,
     *,
+    split: str = "train",
     prompt_capacity: int | None = None,
     obs_capacity: int | None = None,
 ) -> tuple[TurnEnv, TurnParams]:
@@ -580,7 +582,7 @@ def build(
         each = min(BYTES_PER_TOKEN, int(vocab.lengths.max()))
         config = replace(config, response_bytes=max(32, each * config.max_response_tokens))
     params = TurnParams(
-        env=env.init_params(key),
+        env=env.init_params(key, split),
         phrases=PhraseTable.build(_all_phrases(env, config, chat), tokenizer),
         vocab=vocab,
         format_penalty=jnp.asarray(config.format_penalty, jnp.float32),

@@ -137,7 +137,7 @@ class Bandit(Environment):
         low, high = self.reward_range
         return round(10 * low), round(10 * high)
 
-    def init_params(self, key: Array) -> BanditParams:
+    def init_params(self, key: Array, split: str = "train") -> BanditParams:
         names = [name for pair in self.pairs for name in pair]
         return BanditParams(
             NameTable.build(names, self.answer_bytes),

@@ -256,7 +256,7 @@ class FrozenLake(Environment):
         return self._text[0]
 
     # -- pure functions ------------------------------------------------------------------------------------
-    def init_params(self, key: Array) -> FrozenLakeParams:
+    def init_params(self, key: Array, split: str = "train") -> FrozenLakeParams:
         """Draws the level pool; raises RuntimeError if a board stays unsolvable after MAX_ATTEMPTS draws."""
         hole, start, goal, distance, valid = generate_boards(
             key, jnp.float32(self.p), count=self.num_levels, size=self.size

@@ -74,6 +74,7 @@ def split_actions(
     separator: str | None,
     max_actions: int,
     width: int,
+    fold_case: bool = True,
 ) -> tuple[Span, Int[Array, ""]]:
     """The first K non-empty pieces of `data[start:stop]`, as `str.split(separator)` and `str.strip()` give
     them.
@@ -84,9 +85,10 @@ def split_actions(
         separator: None for an answer that is one action.
         max_actions: K.
         width: A, bytes kept of each piece.
+        fold_case: whether ASCII letters are lower-cased.
 
     Returns:
-        Spans with leading axis K (ASCII letters lower-cased, zeros beyond the length; length 0 for missing
+        Spans with leading axis K (zeros beyond the length; length 0 for missing
         pieces), and how many pieces there are, at most K. Whitespace is ASCII.
     """
     n = data.shape[0]
@@ -115,7 +117,9 @@ def split_actions(
     first_, length_ = jnp.stack(firsts), jnp.stack(lengths)
     columns = jnp.arange(width, dtype=jnp.int32)
     pieces = data.at[first_[:, None] + columns].get(mode="fill", fill_value=0)
-    pieces = jnp.where(columns < length_[:, None], lower(pieces), 0).astype(jnp.uint8)
+    pieces = jnp.where(columns < length_[:, None], lower(pieces) if fold_case else pieces, 0).astype(
+        jnp.uint8
+    )
     return Span(pieces, length_), jnp.sum(length_ > 0, dtype=jnp.int32)
 
 

@@ -54,7 +54,7 @@ class Dial(Environment):
     def phrases(self) -> Sequence[str]:
         return ["The dial is at", *(f" {v}.\n" for v in range(-9, 10))]
 
-    def init_params(self, key: Array) -> tuple[NameTable, Array]:
+    def init_params(self, key: Array, split: str = "train") -> tuple[NameTable, Array]:
         return NameTable.build(ACTIONS, self.answer_bytes), jnp.float32(self.pay)
 
     def level(self, index: Array, params: tuple[NameTable, Array]) -> DialState:

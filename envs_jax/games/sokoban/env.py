@@ -158,7 +158,7 @@ class Sokoban(Environment):
         return self._text.phrases()
 
     # -- parameters ------------------------------------------------------------------------------------------
-    def init_params(self, key: Array) -> SokobanParams:
+    def init_params(self, key: Array, split: str = "train") -> SokobanParams:
         """Draws the level pool; raises RuntimeError if no room is found in the generator's attempts."""
         rooms = generate(
             key,
