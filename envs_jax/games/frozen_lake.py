@@ -95,14 +95,20 @@ Attempts = tuple[Array, Array, Array, Array, Array, Array]  # number, hole, star
 
 @partial(jax.jit, static_argnames=("count", "size"))
 def generate_boards(
-    key: Array, frozen: Float[Array, ""], *, count: int, size: int
+    key: Array,
+    frozen: Float[Array, ""],
+    difficulty: tuple[Int[Array, ""], Int[Array, ""]],
+    *,
+    count: int,
+    size: int,
 ) -> tuple[
     Bool[Array, "N size size"], Int[Array, " N"], Int[Array, " N"], Int[Array, "N S"], Bool[Array, " N"]
 ]:
-    """Draws `count` boards: holes, start, goal, distances, and whether each is solvable.
+    """Draws `count` boards: holes, start, goal, distances, and whether each is as wanted.
 
     Each attempt draws all tiles (frozen with probability `frozen`), then a start and a goal anywhere; it is
-    taken if they differ and a way leads from one to the other. Board i depends on (key, i) alone.
+    taken if the shortest way from one to the other has a length within `difficulty` (least >= 1, greatest).
+    Board i depends on (key, i) alone.
     """
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count, dtype=jnp.uint32))
     cells = jnp.arange(size * size, dtype=jnp.int32).reshape(size, size)
@@ -119,7 +125,8 @@ def generate_boards(
             jax.vmap(lambda k: jax.random.fold_in(k, number))(keys)
         )
         new_distance = goal_distance(new_hole, new_goal)
-        found = jnp.take_along_axis(new_distance, new_start[:, None], axis=1)[:, 0] > 0
+        way = jnp.take_along_axis(new_distance, new_start[:, None], axis=1)[:, 0]
+        found = (way >= difficulty[0]) & (way <= difficulty[1])
         return (
             number + jnp.uint32(1),
             jnp.where(valid[:, None, None], hole, new_hole),
@@ -154,12 +161,14 @@ class FrozenLake(Environment):
         p: probability that a tile is frozen.
         success_rate: in [0, 1]; 1 - success_rate is the slip (at 0 the player always goes sideways).
         observation_format: grid, coord or grid_coord.
+        difficulty: None, or (least, greatest) length of the shortest way from the start, without slipping.
     """
 
     size: int = 4
     p: float = 0.9
     success_rate: float = 0.8
     observation_format: str = "grid"
+    difficulty: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= self.size <= MAX_SIZE:
@@ -171,6 +180,10 @@ class FrozenLake(Environment):
         if self.num_levels < 1:
             raise ConfigError("num_levels", self.num_levels, "must be positive")
         check_format(self.observation_format)
+        if self.difficulty is not None:
+            object.__setattr__(self, "difficulty", tuple(self.difficulty))  # a list from a configuration file
+            if len(self.difficulty) != 2 or not 1 <= self.difficulty[0] <= self.difficulty[1]:
+                raise ConfigError("difficulty", self.difficulty, "give (least, greatest) length, from 1")
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -257,14 +270,19 @@ class FrozenLake(Environment):
 
     # -- pure functions ------------------------------------------------------------------------------------
     def init_params(self, key: Array, split: str = "train") -> FrozenLakeParams:
-        """Draws the level pool; raises RuntimeError if a board stays unsolvable after MAX_ATTEMPTS draws."""
+        """Draws the level pool; raises RuntimeError if MAX_ATTEMPTS draws do not give every board."""
+        least, greatest = self.difficulty or (1, self.size**2)
         hole, start, goal, distance, valid = generate_boards(
-            key, jnp.float32(self.p), count=self.num_levels, size=self.size
+            key,
+            jnp.float32(self.p),
+            (jnp.int32(least), jnp.int32(greatest)),
+            count=self.num_levels,
+            size=self.size,
         )
         if not bool(jnp.all(valid)):
             raise RuntimeError(
-                f"{int(jnp.sum(~valid))} of {self.num_levels} boards were unsolvable in {MAX_ATTEMPTS} draws "
-                f"each; raise p (now {self.p})"
+                f"{int(jnp.sum(~valid))} of {self.num_levels} boards were unsolvable, or not of difficulty "
+                f"{self.difficulty}, in {MAX_ATTEMPTS} draws each; raise p (now {self.p}) or widen difficulty"
             )
         return self._params(hole, start, goal, distance)
 

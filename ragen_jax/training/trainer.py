@@ -143,7 +143,8 @@ def _warm_start(setup: Setup, dialogues: Dialogues, progress: Progress) -> tuple
     params, loss = setup.params, jnp.float32(math.nan)
     task = progress.add_task("warm start", total=section.steps, note="")
     for params, loss in imitate(  # noqa: B007
-        setup.params, setup.model, dialogues, steps=section.steps, batch_size=section.batch_size, lr=section.lr,
+        setup.params, setup.model, dialogues, steps=section.steps, batch_size=section.batch_size,
+        first_turn_steps=section.first_turn_steps, first_turn_batch_size=section.first_turn_batch_size, lr=section.lr,
         valid_vocab=setup.tokenizer.vocab_size, seed=setup.config.run.seed,
     ):  # fmt: skip
         progress.advance(task)

@@ -32,6 +32,17 @@ class Dialogues:
     sampled: np.ndarray
     success: np.ndarray
 
+    def first_turns(self) -> Dialogues:
+        """The same dialogues up to the end of the teacher's first response; `success` is still the whole one's."""
+        begins = np.argmax(self.sampled, axis=1)
+        given = ~self.sampled & (np.arange(self.sampled.shape[1]) >= begins[:, None])
+        ends = np.where(given.any(axis=1), np.argmax(given, axis=1), self.sampled.shape[1])
+        slots = slice(int(ends.max()))
+        inside = np.arange(self.sampled.shape[1])[slots] < ends[:, None]
+        return Dialogues(
+            np.where(inside, self.tokens[:, slots], 0), self.sampled[:, slots] & inside, self.success
+        )
+
 
 @partial(jax.jit, static_argnums=0)
 def _reset(env: TurnEnv, levels: Array, params: TurnParams) -> Any:
@@ -114,27 +125,35 @@ def imitate(
     *,
     steps: int,
     batch_size: int,
+    first_turn_steps: int = 0,
+    first_turn_batch_size: int = 1,
     lr: float,
     valid_vocab: int,
     seed: int,
 ) -> Iterator[tuple[Params, Array]]:
     """Next-token cross-entropy on the teacher's words; yields parameters and loss after every step.
 
-    AdamW with a linear warm-up of a tenth and a cosine to a tenth. Rows are drawn without replacement within a pass,
-    in batches of like length, so that few slots are padding and only a few shapes are compiled.
+    The first `first_turn_steps` of `steps` see first turns alone, the others whole dialogues. AdamW with a linear
+    warm-up of a tenth and a cosine to a tenth. Rows are drawn without replacement within a pass, in batches of like
+    length, so that few slots are padding and only a few shapes are compiled.
     """
     schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 10), steps, lr / 10)
     optimiser = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, 0.9, 0.98, weight_decay=0.01)
     )
     opt_state = optimiser.init(params)
-    batches = _batches(dialogues, batch_size, np.random.default_rng(seed))
-    for rows, length in itertools.islice(batches, steps):
-        params, opt_state, loss = _sft_step(
-            params, opt_state, dialogues.tokens[rows, :length], dialogues.sampled[rows, :length],
-            cfg=cfg, optimiser=optimiser, valid_vocab=valid_vocab,
-        )  # fmt: skip
-        yield params, loss
+    phases = (
+        (dialogues.first_turns(), first_turn_batch_size, first_turn_steps),
+        (dialogues, batch_size, steps - first_turn_steps),
+    )
+    for phase, (seen, size, count) in enumerate(phases):
+        batches = _batches(seen, size, np.random.default_rng((seed, phase)))
+        for rows, length in itertools.islice(batches, count):
+            params, opt_state, loss = _sft_step(
+                params, opt_state, seen.tokens[rows, :length], seen.sampled[rows, :length],
+                cfg=cfg, optimiser=optimiser, valid_vocab=valid_vocab,
+            )  # fmt: skip
+            yield params, loss
 
 
 def _batches(dialogues: Dialogues, size: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:

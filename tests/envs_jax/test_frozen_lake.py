@@ -164,6 +164,15 @@ def test_levels_depend_on_key_and_index_only() -> None:
     assert np.any(np.asarray(small.start) != np.asarray(other.start))
 
 
+@pytest.mark.parametrize("bounds", [(1, 1), (2, 16), (4, 5)])
+def test_difficulty_bounds_the_shortest_way(bounds: tuple[int, int]) -> None:
+    env = FrozenLake(p=0.6, num_levels=200, difficulty=bounds)
+    params = env.init_params(jax.random.key(6))
+    lengths = {shortest(board) for board in boards(env, params)}
+    assert bounds[0] == min(lengths)
+    assert max(lengths) <= bounds[1]
+
+
 def test_unsolvable_request_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     import envs_jax.games.frozen_lake as module
 
@@ -276,7 +285,15 @@ def test_params_are_traced_not_closed_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"size": 1}, {"p": 1.5}, {"success_rate": -0.1}, {"observation_format": "image"}]
+    "bad",
+    [
+        {"size": 1},
+        {"p": 1.5},
+        {"success_rate": -0.1},
+        {"observation_format": "image"},
+        {"difficulty": (3, 2)},
+        {"difficulty": (0, 2)},
+    ],
 )
 def test_bad_configuration_names_the_field(bad: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
