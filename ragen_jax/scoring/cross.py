@@ -27,13 +27,11 @@ from jaxtyping import Bool, Float, Int
 from ragen_jax.models.config import ModelConfig
 from ragen_jax.models.transformer import Block, Params, block, rms_norm, rope_angles, unembedding
 from ragen_jax.scoring.logprobs import row_statistics
+from ragen_jax.scoring.packing import Plan, Stream, make_plan, make_stream
 from ragen_jax.scoring.variation import varies, vary
 
 MEMORY_BYTES = 256 * 2**20
 """Default budget for activations, keys and values, and logits, on each device."""
-
-_QUERIES = 64  # queries that attend to one window of the stream together
-_STEP_TOKENS = 512  # tokens (contexts x chunk) of a step that keep matrix products efficient on a CPU
 
 
 @jax.tree_util.register_dataclass
@@ -222,100 +220,6 @@ def _reduced(scores: Float[Array, "P G J"], axes: tuple[str, ...], count: int) -
     return CrossMarginals(matched, base + jnp.log(total) - math.log(count))
 
 
-# -- sizes ---------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Plan:
-    contexts: int  # contexts taken together
-    chunk: int  # slots of the stream taken together, a multiple of `queries`
-    queries: int
-    lookback: int  # slots before a group of queries that it may need, a multiple of `queries`
-    traces: int  # traces in one stream
-    context_chunk: int
-    vocab_block: int
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
-def _even(total: int, most: int) -> int:
-    """Size of equal parts of at most `most`: a divisor of `total` if a large one exists, else padded."""
-    most = max(min(total, most), 1)
-    for size in range(most, most // 2, -1):
-        if total % size == 0:
-            return size
-    return -(-total // -(-total // most))
-
-
-def _plan(cfg: ModelConfig, j: int, lx: int, n: int, t: int, memory_bytes: int) -> _Plan:
-    """Sizes for J contexts of Lx tokens and N traces of T, within the budget where possible.
-
-    Half of the budget is for the streams with their keys and values, a quarter for one step.
-    """
-    width = cfg.compute_dtype.itemsize
-    kv = 2 * cfg.num_key_value_heads * cfg.head_dim * width
-    stream_token, inputs = cfg.hidden_size * width + kv, max(t - 1, 1)
-    queries = min(_QUERIES, _up(inputs, 8))
-    lookback = _up(max(t - 2, 0), queries)
-    attention = 2 * cfg.num_attention_heads * (lx + lookback + queries)
-    step_token = 4 * (3 * cfg.intermediate_size + 6 * cfg.hidden_size + attention)
-    step = max(memory_bytes // 4 // step_token, queries)
-    room = memory_bytes // 2
-    one = lx * (cfg.hidden_size * width + kv) + n * inputs * stream_token
-    if one <= room:  # all traces in one stream, one layer of the context at a time
-        traces, contexts = n, _even(j, room // one)
-    else:
-        room -= cfg.num_hidden_layers * lx * kv
-        traces, contexts = _even(n, room // (inputs * stream_token)), 1
-    capacity = traces * inputs
-    # a stream's last chunk is half empty on average: no larger than a 16th of it, unless steps get too small
-    step = min(step, max(_STEP_TOKENS, contexts * capacity // 16))
-    contexts = _even(j, min(contexts, max(step // queries, 1)))
-    chunk = min(max(step // contexts // queries, 1) * queries, _up(capacity, queries))
-    return _Plan(
-        contexts=contexts,
-        chunk=chunk,
-        queries=queries,
-        lookback=lookback,
-        traces=traces,
-        context_chunk=_even(lx, step // contexts),
-        vocab_block=min(cfg.vocab_size, max(memory_bytes // 16 // (4 * contexts * chunk), 256)),
-    )
-
-
-# -- the stream ----------------------------------------------------------------------------------------------
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Stream:
-    """Traces end to end, each without its last token. Slots from `used` on are empty: segment -1."""
-
-    tokens: Int[Array, " S"]
-    target: Int[Array, " S"]
-    position: Int[Array, " S"]  # within the trace
-    segment: Int[Array, " S"]  # number of the trace
-    used: Int[Array, ""]
-    start: Int[Array, " N"]  # slot of each trace's first token
-
-
-def _stream(tokens: Int[Array, "N T"], length: Int[Array, " N"], chunk: int) -> _Stream:
-    n, t = tokens.shape
-    inputs = jnp.maximum(length - 1, 0)
-    end = jnp.cumsum(inputs)
-    slot = jnp.arange(_up(max(n * (t - 1), 1), chunk))
-    trace = jnp.minimum(jnp.searchsorted(end, slot, side="right"), n - 1)
-    start = end - inputs
-    live = slot < end[-1]
-    position = jnp.where(live, slot - start[trace], 0)
-    return _Stream(
-        tokens=tokens[trace, position],
-        target=tokens[trace, jnp.minimum(position + 1, t - 1)],
-        position=position,
-        segment=jnp.where(live, trace, -1),
-        used=end[-1],
-        start=start,
-    )
-
-
 # -- one layer -----------------------------------------------------------------------------------------------
 _slice = functools.partial(jax.lax.dynamic_slice_in_dim, axis=1)
 _update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
@@ -363,9 +267,9 @@ def _context_layer(
 def _stream_layer(
     b: Block,
     cfg: ModelConfig,
-    plan: _Plan,
+    plan: Plan,
     x: Float[Array, "Q S D"],
-    stream: _Stream,
+    stream: Stream,
     context: tuple[Float[Array, "Q Lx K H"], Float[Array, "Q Lx K H"], Int[Array, " Q"]],
 ) -> Float[Array, "Q S D"]:
     """One block over the stream under each of Q contexts, given by keys, values and true length."""
@@ -429,7 +333,7 @@ class _Setup:
     """What every step needs: sizes, weights in the compute dtype, and how tokens are scored."""
 
     cfg: ModelConfig
-    plan: _Plan
+    plan: Plan
     table: Float[Array, "V D"]
     layers: dict[str, Array]
     norm: Float[Array, " D"]
@@ -459,7 +363,7 @@ def _score(
     """L for the contexts of one device."""
     p, g, t = traces.tokens.shape
     j, lx = contexts.tokens.shape
-    plan = _plan(cfg, j, lx, p * g, t, memory_bytes)
+    plan = make_plan(cfg, j, lx, p * g, t, memory_bytes)
     setup = _Setup(
         cfg=cfg,
         plan=plan,
@@ -497,18 +401,18 @@ def _score_group(
         x, k, v = _context_layer(setup.block(layer), cfg, x, chunks, plan.context_chunk)
         return x, (k, v)
 
-    def start(stream: _Stream) -> Float[Array, "Q S D"]:
+    def start(stream: Stream) -> Float[Array, "Q S D"]:
         rows = setup.embed(stream.tokens)
         return vary(jnp.broadcast_to(rows, (len(context_length), *rows.shape)), varies(x))
 
-    def follow(x: Array, stream: _Stream, layer: dict[str, Array], kv: tuple[Array, Array]) -> Array:
+    def follow(x: Array, stream: Stream, layer: dict[str, Array], kv: tuple[Array, Array]) -> Array:
         return _stream_layer(setup.block(layer), cfg, plan, x, stream, (*kv, context_length))
 
     def last(x: Array) -> Float[Array, "Q D"]:
         return setup.final(jnp.take_along_axis(x, context_length[:, None, None] - 1, axis=1)[:, 0])
 
     if tokens.shape[0] == 1:  # keys and values of one layer at a time
-        stream = _stream(tokens[0], length[0], plan.chunk)
+        stream = make_stream(tokens[0], length[0], plan.chunk)
 
         def both(carry: tuple[Array, Array], layer: dict[str, Array]) -> tuple[tuple[Array, Array], None]:
             x, kv = read(carry[0], layer)
@@ -521,7 +425,7 @@ def _score_group(
     hidden = last(x)
 
     def one_stream(traces: tuple[Array, Array]) -> Float[Array, "N Q"]:
-        stream = _stream(*traces, plan.chunk)
+        stream = make_stream(*traces, plan.chunk)
         rows, _ = jax.lax.scan(
             lambda rows, layer: (follow(rows, stream, *layer), None), start(stream), (setup.layers, cache)
         )
@@ -535,7 +439,7 @@ def _sums(
     tokens: Int[Array, "N T"],
     length: Int[Array, " N"],
     last: Float[Array, "Q D"],
-    stream: _Stream,
+    stream: Stream,
     rows: Float[Array, "Q S D"],
 ) -> Float[Array, "N Q"]:
     """Each trace's log-probs summed, from the last hidden state of every context and the stream's."""

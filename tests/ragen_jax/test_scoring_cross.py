@@ -12,7 +12,7 @@ import pytest
 
 from ragen_jax.models.config import Llama3Rope, ModelConfig
 from ragen_jax.models.transformer import abstract_params, forward, init_params, unembedding
-from ragen_jax.scoring import Contexts, Traces, cross, cross_marginals, cross_score
+from ragen_jax.scoring import Contexts, Traces, cross, cross_marginals, cross_score, packing
 
 TINY = ModelConfig(
     vocab_size=61, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -130,7 +130,7 @@ def test_equals_concatenation(cfg, memory_bytes, monkeypatch):
     params = random_params(cfg)
     contexts, traces = batch(cfg, p=5, g=3, lx=13, t=21)
     traces = Traces(traces.tokens % 50, traces.length)
-    plan = cross._plan(cfg, 5, 13, 15, 21, memory_bytes)
+    plan = packing.make_plan(cfg, 5, 13, 15, 21, memory_bytes)
     kind = (plan.contexts == 5, plan.traces == 15)
     assert kind == {2**28: (True, True), 160_000: (False, True), 20_000: (False, False)}[memory_bytes], plan
     options = {"temperature": 0.7, "valid_vocab": 50}
@@ -177,7 +177,7 @@ def test_padding_has_no_effect_and_lengths_are_traced(monkeypatch):
 
 def test_layout_of_the_stream_by_hand():
     tokens = jnp.array([[1, 2, 3, 4], [5, 0, 0, 0], [0, 0, 0, 0], [6, 7, 8, 0]])
-    stream = cross._stream(tokens, jnp.array([4, 1, 0, 3]), chunk=8)
+    stream = packing.make_stream(tokens, jnp.array([4, 1, 0, 3]), chunk=8)
     assert stream.used == 5
     assert stream.tokens[:5].tolist() == [1, 2, 3, 6, 7]
     assert stream.target[:5].tolist() == [2, 3, 4, 7, 8]
