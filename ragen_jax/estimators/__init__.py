@@ -49,7 +49,7 @@ from ragen_jax.estimators.retrieval import (
     retrieval_accuracy,
     retrieval_chance,
 )
-from ragen_jax.estimators.rewards import reward_variance, reward_variance_stats
+from ragen_jax.estimators.rewards import reward_variance, reward_variance_stats, spread_stats
 from ragen_jax.estimators.selection import select_groups, selection_stats
 from ragen_jax.estimators.zscore import (
     Ema,
@@ -109,5 +109,6 @@ __all__ = [
     "sample_turns",
     "select_groups",
     "selection_stats",
+    "spread_stats",
     "zscore_rows",
 ]
