@@ -103,11 +103,10 @@ class RolloutSection:
 class WarmStartSection:
     """Supervised start of a policy on a scripted teacher's demonstrations. `steps` 0 leaves it out."""
 
-    steps: int = 0  # optimiser steps; 0: no warm start
+    steps: int = 0  # optimiser steps on whole dialogues; 0: no warm start
     batch_size: int = 128  # dialogues a step
-    # of the steps, how many come first and see first turns alone: short rows, each of another level, teach reading fast
-    first_turn_steps: int = 0
-    first_turn_batch_size: int = 128  # first turns a step
+    reading_steps: int = 0  # steps before these: first observations, and what the teacher sees in them
+    reading_batch_size: int = 128  # first observations a step
     lr: float = 2e-3  # peak of AdamW's learning rate
     skill: float = 0.5  # how often the teacher's move is the best one; its words are always true
     demonstrations: int = 16_384  # dialogues to draw once, and to cycle through
@@ -115,13 +114,11 @@ class WarmStartSection:
     def __post_init__(self) -> None:
         _at_least("warm_start.steps", self.steps, 0)
         _at_least("warm_start.batch_size", self.batch_size, 1)
-        _at_least("warm_start.first_turn_batch_size", self.first_turn_batch_size, 1)
-        _at_least("warm_start.first_turn_steps", self.first_turn_steps, 0)
-        if self.first_turn_steps > self.steps:
+        _at_least("warm_start.reading_batch_size", self.reading_batch_size, 1)
+        _at_least("warm_start.reading_steps", self.reading_steps, 0)
+        if self.reading_steps and not self.steps:
             raise ConfigError(
-                "warm_start.first_turn_steps",
-                self.first_turn_steps,
-                f"at most warm_start.steps ({self.steps})",
+                "warm_start.reading_steps", self.reading_steps, "it needs warm_start.steps, for moves"
             )
         _at_least("warm_start.demonstrations", self.demonstrations, 1)
         if not self.lr > 0:

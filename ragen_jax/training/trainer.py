@@ -52,8 +52,8 @@ from ragen_jax.training.programs import (
 from ragen_jax.training.records import episode_records, write_records
 from ragen_jax.training.setup import Setup, build, draw_levels
 from ragen_jax.training.summary import summarise
-from ragen_jax.training.teachers import demonstrations
-from ragen_jax.training.warm_start import Dialogues, imitate, play
+from ragen_jax.training.teachers import demonstrations, descriptions
+from ragen_jax.training.warm_start import Phase, imitate, play, read_aloud
 
 _DIAGNOSE = 7  # address of the diagnosis's random numbers within a step
 
@@ -120,31 +120,38 @@ class _Preparation:
     """What a run from the start needs besides its setup: the part that can still be refused for bad settings."""
 
     baselines: dict[str, dict[str, float]]
-    dialogues: Dialogues | None
+    phases: list[Phase]  # of the warm start
 
 
 def _prepare(setup: Setup) -> _Preparation:
     section = setup.config.warm_start
     found = baselines(setup)
     if not section.steps:
-        return _Preparation(found, None)
+        return _Preparation(found, [])
+
+    def see(states: Any, key: jax.Array) -> list[str]:
+        return descriptions(setup.env, setup.train, states, key)
 
     def speak(states: Any, key: jax.Array) -> list[str]:
         return demonstrations(setup.env, setup.train, states, key, section.skill)
 
     levels = jnp.arange(section.demonstrations) % setup.env.num_levels
     key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 0)
-    return _Preparation(found, play(setup.env, setup.train, setup.tokenizer, speak, levels, key))
+    world = setup.env, setup.train, setup.tokenizer
+    phases = [Phase(play(*world, speak, levels, key), section.steps, section.batch_size)]
+    if section.reading_steps:
+        seen = read_aloud(*world, see, levels, key)
+        phases.insert(0, Phase(seen, section.reading_steps, section.reading_batch_size))
+    return _Preparation(found, phases)
 
 
-def _warm_start(setup: Setup, dialogues: Dialogues, progress: Progress) -> tuple[Params, float]:
+def _warm_start(setup: Setup, phases: list[Phase], progress: Progress) -> tuple[Params, float]:
     """Imitates the demonstrations; returns the parameters and the last loss in nats a token."""
     section = setup.config.warm_start
     params, loss = setup.params, jnp.float32(math.nan)
-    task = progress.add_task("warm start", total=section.steps, note="")
+    task = progress.add_task("warm start", total=sum(phase.steps for phase in phases), note="")
     for params, loss in imitate(  # noqa: B007
-        setup.params, setup.model, dialogues, steps=section.steps, batch_size=section.batch_size,
-        first_turn_steps=section.first_turn_steps, first_turn_batch_size=section.first_turn_batch_size, lr=section.lr,
+        setup.params, setup.model, phases, lr=section.lr,
         valid_vocab=setup.tokenizer.vocab_size, seed=setup.config.run.seed,
     ):  # fmt: skip
         progress.advance(task)
@@ -240,8 +247,8 @@ class _Run:
         if preparation.baselines:
             write_atomically(self.run_dir / "baselines.json", json.dumps(preparation.baselines, indent=1))
         params, loss = self.setup.params, None
-        if preparation.dialogues is not None:
-            params, loss = _warm_start(self.setup, preparation.dialogues, self.progress)
+        if preparation.phases:
+            params, loss = _warm_start(self.setup, preparation.phases, self.progress)
         self._keep_reference(params)
         state = self._fresh(params)
         metrics = self._evaluate(state, 0)

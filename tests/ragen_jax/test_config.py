@@ -125,7 +125,7 @@ def test_another_tag_drops_the_settings_of_the_old_one() -> None:
         ("optim.schedule=cosine", "optim.decay_steps"),
         ("warm_start.steps=-1", "warm_start.steps"),
         ("warm_start.skill=2", "warm_start.skill"),
-        ("warm_start.first_turn_steps=9999", "warm_start.first_turn_steps"),
+        ("warm_start.reading_steps=9", "warm_start.reading_steps"),
         ("warm_start.lr=0", "warm_start.lr"),
         (
             "training.micro_batch_size=3",
