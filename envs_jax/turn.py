@@ -135,9 +135,10 @@ def _tenths(value: int) -> str:
 def _instruction(env: Environment, config: TurnConfig) -> str:
     text = f"{config.system_prompt} {env.instruction()}"
     if env.action_names:
+        text += f"\nAvailable actions: {', '.join(env.action_names)}."
+    if env.action_names or (env.splits_actions and config.max_actions_per_traj > 1):
         text += (
-            f"\nAvailable actions: {', '.join(env.action_names)}.\n"
-            f"At most {config.max_actions_per_turn} actions count in one answer and "
+            f"\nAt most {config.max_actions_per_turn} actions count in one answer and "
             f"{config.max_actions_per_traj} in the whole episode; "
             f'put "{config.action_sep}" between two actions.'
         )
