@@ -26,9 +26,9 @@ LARGEST = 15  # exponent that four bits hold; two such tiles do not merge
 _SHIFTS = 4 * np.arange(SIZE, dtype=np.int32)
 _CELLS = np.arange(SIZE * SIZE).reshape(SIZE, SIZE)
 # View a of the board is `cells[_VIEW[a]]`: rows of four with the first cell where action a pushes to.
-_VIEW = np.stack(
-    [_CELLS.T.ravel(), _CELLS[:, ::-1].ravel(), _CELLS[::-1].T.ravel(), _CELLS.ravel()]
-).astype(np.int32)
+_VIEW = np.stack([_CELLS.T.ravel(), _CELLS[:, ::-1].ravel(), _CELLS[::-1].T.ravel(), _CELLS.ravel()]).astype(
+    np.int32
+)
 _BACK = np.argsort(_VIEW, axis=1).astype(np.int32)
 
 
@@ -38,7 +38,9 @@ class Game2048Params:
     """Traced parameters. N start boards of 16 exponents (0 empty, e a tile of 2 ** e)."""
 
     start: Int[Array, "N 16"]  # i8
-    row: Int[Array, "65536 2"]  # i32, a packed row after its slide to the first cell, and the sum of its new tiles
+    row: Int[
+        Array, "65536 2"
+    ]  # i32, a packed row after its slide to the first cell, and the sum of its new tiles
     four_probability: Float[Array, ""]  # f32, that a new tile is a 4
     invalid_score: Float[Array, ""]  # f32, reward of a move that changes nothing
     names: NameTable

@@ -52,7 +52,9 @@ def turn_table() -> np.ndarray:
     table = np.tile(np.arange(STICKERS, dtype=np.int32), (len(ACTIONS), 1))
     for action, name in enumerate(ACTIONS):
         axis = np.asarray(next(view[0] for face, view in _VIEWS.items() if face[0] == name[0]))
-        sign = 1 if name.endswith("'") else -1  # a turn is clockwise as seen from outside: -90 degrees about the normal
+        sign = (
+            1 if name.endswith("'") else -1
+        )  # a turn is clockwise as seen from outside: -90 degrees about the normal
         for s, (place, normal) in enumerate(zip(places, normals, strict=True)):
             if place @ axis > 0:
                 turned = [axis * (v @ axis) + sign * np.cross(axis, v) for v in (place, normal)]
@@ -186,7 +188,9 @@ class RubiksCube(Environment):
             key, turns, count=self.num_levels, depth=self.scramble_depth
         )
         if not bool(jnp.all(valid)):
-            raise RuntimeError(f"{int(jnp.sum(~valid))} scrambles solved the cube in {MAX_ATTEMPTS} draws each")
+            raise RuntimeError(
+                f"{int(jnp.sum(~valid))} scrambles solved the cube in {MAX_ATTEMPTS} draws each"
+            )
         return RubiksCubeParams(start, scramble, turns, NameTable.build(ACTIONS, self.answer_bytes))
 
     def level(self, index: Int[Array, ""], params: RubiksCubeParams) -> RubiksCubeState:

@@ -156,9 +156,7 @@ class Sudoku(Environment):
 
     def phrases(self) -> Sequence[str]:
         texts = self._cell_texts
-        line = "+".join(
-            "-" * (2 * self.box + (0 if i in (0, self.box - 1) else 1)) for i in range(self.box)
-        )
+        line = "+".join("-" * (2 * self.box + (0 if i in (0, self.box - 1) else 1)) for i in range(self.box))
         return [
             *texts,
             *(f" {t}" for t in texts),

@@ -65,7 +65,9 @@ def _search(key: Array, box: int) -> tuple[Int[Array, " S"], Bool[Array, ""]]:
         first = jnp.argmax(jnp.where(free, order[cell], -1.0)).astype(jnp.int32)
         digit = jnp.where(found, first, -1)
         bit = jnp.where(found, one << jnp.maximum(digit, 0), 0)
-        tried = tried.at[cell].set(jnp.where(found, tried[cell] | bit, 0))  # one that is left behind starts anew
+        tried = tried.at[cell].set(
+            jnp.where(found, tried[cell] | bit, 0)
+        )  # one that is left behind starts anew
         ahead = jnp.where(found, 1, -1).astype(jnp.int32)
         return number + one, cell + ahead, grid.at[cell].set(digit), tried, used.at[mine].add(bit)
 

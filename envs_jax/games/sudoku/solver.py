@@ -40,7 +40,9 @@ def fill_singles(grid: Int[Array, "B S"], box: int) -> Int[Array, "B S"]:
 
     def fill(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         bits, _ = carry
-        used = jnp.sum(bits[:, unit_cells], axis=2, dtype=jnp.int32)  # digits of a unit differ: the sum is their union
+        used = jnp.sum(
+            bits[:, unit_cells], axis=2, dtype=jnp.int32
+        )  # digits of a unit differ: the sum is their union
         seen = used[:, own]
         candidates = jnp.where(bits == 0, every & ~(seen[..., 0] | seen[..., 1] | seen[..., 2]), 0)
         once, more = jnp.zeros_like(used), jnp.zeros_like(used)
