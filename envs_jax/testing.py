@@ -163,7 +163,7 @@ def check_environment(
     program = jax.jit(counted, static_argnums=0)
     silent = (levels, ending, *_encode(texts, speaker), keys)
     with jax.debug_key_reuse(True):
-        _constants(program, env, silent, params, fail)
+        _check_program(program, env, silent, params, fail)
         start = _run(program, env, silent, params)
         states = [env.fragment_text(_state_part(env, row)) for row in start.fragments]
         said = [
@@ -178,7 +178,7 @@ def check_environment(
             "the same call gives another result",
         )
         _run(program, env, spoken, other)
-        fail("retrace", len(traces) != 1, f"{len(traces)} traces for four calls of equal shapes")
+        fail("retrace", len(traces) != 1, f"{len(traces)} traces for calls of equal shapes")
         order = np.asarray(rng.sample(range(batch), batch))
         mixed = _run(program, env, (levels[order], ending[order], *(x[:, order] for x in spoken[2:])), params)
         fail(
@@ -245,17 +245,17 @@ def _run(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams
     return jax.device_get(program(env, *inputs, params))
 
 
-def _constants(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams, fail: Any) -> None:
+def _check_program(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams, fail: Any) -> None:
     """Traces the program: rules jit, scan, keys and constants."""
     try:
         traced = program.trace(env, *inputs, params)
     except KeyReuseError as e:
         raise ContractError(env.tag, "keys", str(e).splitlines()[0]) from e
+    except jax.errors.JAXTypeError as e:
+        raise ContractError(env.tag, "jit", " ".join(str(e).split())[:400]) from e
     except TypeError as e:
         rule = "scan" if "carry" in str(e) else "jit"
         raise ContractError(env.tag, rule, " ".join(str(e).split())[:400]) from e
-    except jax.errors.JAXTypeError as e:
-        raise ContractError(env.tag, "jit", " ".join(str(e).split())[:400]) from e
     for value in _arrays(traced.jaxpr):
         size = value.size * value.dtype.itemsize
         fail(
@@ -263,10 +263,6 @@ def _constants(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: Turn
             size > CONSTANT_BYTES,
             f"{value.dtype}{list(value.shape)} ({size} bytes) is in the program",
         )
-    try:
-        program(env, *inputs, params)
-    except KeyReuseError as e:
-        raise ContractError(env.tag, "keys", str(e).splitlines()[0]) from e
 
 
 def _arrays(jaxpr: Any) -> Iterator[Any]:
@@ -304,8 +300,8 @@ def _bits(leaf: Any) -> np.ndarray:
 
 
 def _lanes(played: _Played, order: np.ndarray) -> _Played:
-    first = jax.tree.map(lambda x: x[order], replace(played, later=None))
-    return replace(first, later=jax.tree.map(lambda x: x[:, order], played.later))
+    first = jax.tree.map(lambda x: x[order], (played.state, played.step, played.fragments, played.cut))
+    return _Played(*first, later=jax.tree.map(lambda x: x[:, order], played.later))
 
 
 # -- rules on what came out -----------------------------------------------------------------------------

@@ -196,6 +196,16 @@ class Game2048(Environment):
             moves.append(f"Moves that change the board: {', '.join(names) or 'none'}.\n")
         return [*values, *(f" {v}" for v in values), *(f" {v}\n" for v in values), *largest, *moves]
 
+    def state_tokens(self, lengths: np.ndarray, params: Game2048Params) -> tuple[int, int]:
+        count = LARGEST + 1
+
+        def bound(largest: int) -> int:
+            """Sixteen tiles of up to 2 ** largest."""
+            kinds = lengths[: 4 * count].reshape(4, count)[:, : largest + 1].max(axis=1)
+            return int(SIZE * (kinds[0] + 2 * kinds[1] + kinds[2]) + kinds[3] + lengths[4 * count :].max())
+
+        return bound(2), bound(self.target_tile.bit_length() - 1)
+
     # -- pure functions ------------------------------------------------------------------------------------
     def init_params(self, key: Array, split: str = "train") -> Game2048Params:
         four = jnp.float32(self.four_probability)

@@ -72,7 +72,8 @@ def test_puzzles_have_one_solution(n: int, difficulty: str, empty: int) -> None:
     assert np.all((given == 0).sum(1) == empty)
     for puzzle, grid in zip(given, solution, strict=True):
         assert solutions(tuple(puzzle.tolist()), n) == [tuple(grid.tolist())]
-    assert len({tuple(g) for g in solution.tolist()}) == 24
+    if n == 9:  # there are but 288 grids of 4 x 4
+        assert len({tuple(g) for g in solution.tolist()}) == 24
 
 
 def test_grids_are_not_images_of_one_pattern() -> None:

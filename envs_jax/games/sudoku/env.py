@@ -167,6 +167,18 @@ class Sudoku(Environment):
             *FEEDBACK,
         ]
 
+    def state_tokens(self, lengths: np.ndarray, params: SudokuParams) -> tuple[int, int]:
+        n, box = self.grid_size, self.box
+        cells, (bar, line), rest = np.split(lengths, [3 * (2 * n + 1), 3 * (2 * n + 1) + 2])
+        kinds = cells.reshape(3, -1).max(axis=0)
+        numbers, feedback = rest[: n * n + 1], rest[n * n + 1 :]
+        fixed = (
+            (n * n - self.empty_cells) * kinds[1 : n + 1].max() + (box - 1) * (n * bar + line) + numbers.max()
+        )
+        start = fixed + self.empty_cells * kinds[0]
+        later = fixed + self.empty_cells * max(kinds[0], kinds[n + 1 :].max()) + feedback.max()
+        return int(start), int(later)
+
     # -- pure functions ------------------------------------------------------------------------------------
     def init_params(self, key: Array, split: str = "train") -> SudokuParams:
         """Draws the puzzles; raises RuntimeError if one is not found (see `generate_puzzles`)."""
