@@ -13,7 +13,10 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.fields import convert, read_fields
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
+from envs_jax.games.game_2048 import Game2048
+from envs_jax.games.rubiks_cube import RubiksCube
 from envs_jax.games.sokoban import Sokoban
+from envs_jax.games.sudoku import Sudoku
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -172,5 +175,38 @@ register(
         Sokoban,
         {"dim_room": (6, 6), "num_boxes": 1, "observation_format": "grid_coord"},
         {"length_hint": 120},
+    ),
+)
+# RAGEN's limits of the next tags do not let an episode succeed (see the classes); these do.
+register(
+    "game_2048",
+    EnvSpec(Game2048, turn={"max_turns": 700, "max_actions_per_turn": 1, "max_actions_per_traj": 700}),
+)
+register(
+    "Simple2048",
+    EnvSpec(
+        Game2048,
+        {"target_tile": 32},
+        {"max_turns": 24, "max_actions_per_turn": 1, "max_actions_per_traj": 24, "max_response_tokens": 200},
+    ),
+)
+register(
+    "rubikscube",
+    EnvSpec(
+        RubiksCube,
+        {"scramble_depth": 1},
+        {"max_actions_per_turn": 4, "max_actions_per_traj": 20, "length_hint": 96},
+    ),
+)
+register(
+    "SimpleSudoku",
+    EnvSpec(Sudoku, turn={"max_actions_per_turn": 8, "max_actions_per_traj": 40, "length_hint": 150}),
+)
+register(
+    "MediumSudoku",
+    EnvSpec(
+        Sudoku,
+        {"difficulty": "medium"},
+        {"max_actions_per_turn": 10, "max_actions_per_traj": 50, "length_hint": 150},
     ),
 )

@@ -160,7 +160,7 @@ def env_table() -> Table:
         settings = ", ".join(f"{k}={v}" for k, v in spec.env.items())
         table.add_row(
             escape(tag),
-            escape(", ".join(env.action_names)) or "names in the prompt",
+            escape(", ".join(env.action_names)) or "text, as the prompt says",
             limits,
             escape(settings),
         )
