@@ -15,6 +15,7 @@ from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
 from envs_jax.games.sokoban import Sokoban
 from envs_jax.tasks.countdown import Countdown
+from envs_jax.tasks.metamathqa import MetaMathQA
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -175,6 +176,6 @@ register(
         {"length_hint": 120},
     ),
 )
-# Published, except that a wrong answer may be tried again: the published MetaMathQA tag allows a single action, with
-# which its rewards for later tries could never be had.
 register("Countdown", EnvSpec(Countdown, turn={"max_actions_per_traj": 1, "max_actions_per_turn": 1}))
+# The published tag allows a single action, with which its rewards for later tries could never be had.
+register("MetaMathQA", EnvSpec(MetaMathQA, turn={"max_actions_per_traj": 5, "max_actions_per_turn": 1}))

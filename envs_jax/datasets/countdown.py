@@ -73,7 +73,7 @@ def load_countdown(
     if dataset == "tfds/countdown":
         tables = {}
         for split, name in SPLIT_NAMES.items():
-            rows = read_split("countdown_tasks", name, data_dir, count)
+            rows = read_split("countdown", name, data_dir, count)
             source = f"{dataset}, {name}"
             tables[split] = check_rows(
                 number(rows), parse_instance, source=source, on_bad_row=on_bad_row, place="row"

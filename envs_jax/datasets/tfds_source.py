@@ -12,7 +12,7 @@ from envs_jax.errors import ConfigError
 
 BUILDERS = {
     "metamathqa": "envs_jax.datasets.metamathqa_tfds:MetaMathQA",
-    "countdown_tasks": "envs_jax.datasets.countdown_tfds:CountdownTasks",
+    "countdown": "envs_jax.datasets.countdown_tfds:CountdownTasks",
 }
 
 

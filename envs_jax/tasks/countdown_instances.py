@@ -110,7 +110,9 @@ def are_solvable(
     return jax.lax.map(one, (numbers, count, target), batch_size=BLOCK)
 
 
-_Carry = tuple[Array, Array, Array, Array, Array]  # attempts, numbers, count, target, valid; a row an instance
+_Carry = tuple[
+    Array, Array, Array, Array, Array
+]  # attempts, numbers, count, target, valid; a row an instance
 
 
 @partial(jax.jit, static_argnames=("levels", "sizes", "number_range", "target_range", "operations"))
