@@ -6,6 +6,7 @@ Each peer is `(run, steps)`: a call of `run` judges `steps` answers, one after a
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import itertools
 import re
@@ -83,10 +84,8 @@ def countdown_python(count: int = 256) -> Peer:
     def run() -> None:
         for text, (numbers, target) in cases:
             if sorted(map(int, re.findall("[0-9]+", text))) == sorted(numbers):
-                try:
+                with contextlib.suppress(SyntaxError, ValueError, ZeroDivisionError):
                     _ = value(ast.parse(text, mode="eval").body) == target
-                except (SyntaxError, ValueError, ZeroDivisionError):
-                    pass
 
     return run, count
 
