@@ -17,6 +17,8 @@ from envs_jax.games.game_2048 import Game2048
 from envs_jax.games.rubiks_cube import RubiksCube
 from envs_jax.games.sokoban import Sokoban
 from envs_jax.games.sudoku import Sudoku
+from envs_jax.tasks.countdown import Countdown
+from envs_jax.tasks.metamathqa import MetaMathQA
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -210,3 +212,6 @@ register(
         {"max_actions_per_turn": 10, "max_actions_per_traj": 50, "length_hint": 150},
     ),
 )
+register("Countdown", EnvSpec(Countdown, turn={"max_actions_per_traj": 1, "max_actions_per_turn": 1}))
+# The published tag allows a single action, with which its rewards for later tries could never be had.
+register("MetaMathQA", EnvSpec(MetaMathQA, turn={"max_actions_per_traj": 5, "max_actions_per_turn": 1}))
