@@ -14,6 +14,8 @@ from envs_jax.fields import convert, read_fields
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
 from envs_jax.games.sokoban import Sokoban
+from envs_jax.tasks.search_qa import SearchQA
+from envs_jax.tasks.webshop import WebShop
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -172,5 +174,21 @@ register(
         Sokoban,
         {"dim_room": (6, 6), "num_boxes": 1, "observation_format": "grid_coord"},
         {"length_hint": 120},
+    ),
+)
+register("SearchQA", EnvSpec(SearchQA, turn={"max_actions_per_turn": 1, "length_hint": 300}))
+register(
+    "WebShop",
+    EnvSpec(
+        WebShop,
+        turn={"max_turns": 9, "max_actions_per_turn": 1, "max_actions_per_traj": 9, "length_hint": 200},
+    ),
+)
+register(
+    "WebShopFull",
+    EnvSpec(
+        WebShop,
+        {"num_products": 4000},
+        {"max_turns": 15, "max_actions_per_turn": 1, "max_actions_per_traj": 15, "length_hint": 200},
     ),
 )

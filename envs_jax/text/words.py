@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,8 +99,8 @@ class Words:
     overflow: Bool[Array, ""]
 
 
-def _mix(x: UInt32[Array, " ..."]) -> UInt32[Array, " ..."]:
-    """A bijection of 32 bits in which every bit of the argument counts (MurmurHash3's last step)."""
+def _mix(x: Any) -> Any:
+    """A bijection of u32, of JAX or numpy, in which every bit of the argument counts (MurmurHash3's last step)."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
