@@ -82,7 +82,7 @@ KINDS = (
     _Kind("face moisturizer", "beauty", ("Beauty", "Skin", "Creams"), _CARE, ("scent",), 8, 75),
     _Kind("lip balm", "beauty", ("Beauty", "Skin", "Lips"), _CARE, ("flavor", "count"), 3, 20),
     _Kind("beard oil", "beauty", ("Beauty", "Men", "Beard"), _CARE, ("scent",), 7, 42),
-    _Kind("travel headphones", "electronics", ("Electronics", "Audio", "Headphones"), _TECH, ("color", "style"), 18, 320),
+    _Kind("headphones", "electronics", ("Electronics", "Audio", "Headphones"), _TECH, ("color", "style"), 18, 90),
     _Kind("portable speaker", "electronics", ("Electronics", "Audio", "Speakers"), _TECH, ("color",), 16, 260),
     _Kind("phone charger", "electronics", ("Electronics", "Phones", "Chargers"), _TECH, ("color", "style"), 8, 60),
     _Kind("desk fan", "electronics", ("Electronics", "Home", "Fans"), _TECH, (), 15, 80),

@@ -20,9 +20,9 @@ COLORS = tuple(
     str.split(
         "apricot aqua ash azure beige black blonde blue bronze brown burgundy camel champagne charcoal chocolate "
         "cinnamon cobalt coffee copper coral cream crimson cyan denim emerald fuchsia gold gray green grey indigo "
-        "ivory jade khaki lavender lemon lilac lime magenta maroon mauve mint mustard navy nude ochre olive orange orchid "
-        "peach pearl pink plum purple red rose ruby rust salmon sand sapphire scarlet silver slate tan taupe teal "
-        "turquoise vanilla violet white wine yellow"
+        "ivory jade khaki lavender lemon lilac lime magenta maroon mauve mint mustard navy nude ochre olive orange "
+        "orchid peach pearl pink plum purple red rose ruby rust salmon sand sapphire scarlet silver slate tan taupe "
+        "teal turquoise vanilla violet white wine yellow"
     )
 )
 _NOT_WORD = re.compile(r"[\W_]+")
