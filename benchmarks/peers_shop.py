@@ -1,8 +1,9 @@
 """Plain Python peers of SearchQA and WebShop, one episode at a time: what a trainer without JAX would call.
 
 `PythonShop` speaks the text of `envs_jax.tasks.webshop` and is written from the rules, not from the arrays: a
-dictionary of postings, string comparisons, a reward function on strings. `PythonSearchQA` ranks with rank-bm25 where it is
-installed. Both are used by tests as well, which compare them with the environments page by page.
+dictionary of postings, string comparisons, a reward function on strings. `PythonSearchQA` ranks with rank-bm25 where
+that is installed. Tests use both as well, and compare them with the environments page by page. `shop_loop` and
+`search_loop` play random actions for the throughput table.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import collections
 import heapq
 import math
+import random
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -278,3 +280,57 @@ class PythonShop:
         if target == "back to search" and self.page != "search":
             self.page, self.results, self.number, self.item, self.chosen = "search", [], 0, -1, {}
         return self.text(), 0.0, False
+
+
+# -- loops for the throughput table ---------------------------------------------------------------------------
+Encode = Callable[[str], Sequence[int]]
+
+
+def search_loop(corpus: Corpus, steps: int, encode: Encode | None = None, seed: int = 0) -> Callable[[], int]:
+    """Plays `steps` random steps of SearchQA, four searches to a finish; returns how many tokens were shown.
+
+    Ranks with rank-bm25 where it is installed; `encode` turns each text that is shown into ids.
+    """
+    game = PythonSearchQA(corpus, rank_bm25_search([f"{p.title} {p.text}" for p in corpus.passages]))
+    questions, rng = corpus.questions["train"], random.Random(seed)
+    draws = [rng.choice(questions) for _ in range(steps)]
+
+    def run() -> int:
+        shown = 0
+        for number, question in enumerate(draws):
+            if number % 5 == 0:
+                game.reset(question)
+            finish = number % 5 == 4
+            action = f"finish[{question.answer}]" if finish else f"search[{question.text}]"
+            text, _, _ = game.step(action)
+            shown += len(encode(text)) if encode else 0
+        return shown
+
+    return run
+
+
+def shop_loop(
+    catalogue: Catalogue, steps: int, encode: Encode | None = None, seed: int = 0
+) -> Callable[[], int]:
+    """Plays `steps` steps of WebShop: search, open a product, an option, a sub-page, back, buy; see `search_loop`."""
+    texts = [" ".join([p.title, p.description]) for p in catalogue.products]
+    game = PythonShop(catalogue, rank_bm25_search(texts))
+    goals, rng = catalogue.goals["train"], random.Random(seed)
+    draws = [rng.choice(goals) for _ in range(-(-steps // 6))]
+
+    def run() -> int:
+        shown, done = 0, 0
+        for goal in draws:
+            game.reset(goal)
+            game.step(f"search[{catalogue.products[goal.product].title}]")
+            first = catalogue.products[game.results[0]]
+            option = first.options[0][1][0] if first.options else "description"
+            for action in (first.asin, option, "features", "< prev", "buy now"):
+                text, _, _ = game.step(f"click[{action}]")
+                shown += len(encode(text)) if encode else 0
+            done += 6
+            if done >= steps:
+                break
+        return shown
+
+    return run
