@@ -19,6 +19,8 @@ from envs_jax.games.sokoban import Sokoban
 from envs_jax.games.sudoku import Sudoku
 from envs_jax.tasks.countdown import Countdown
 from envs_jax.tasks.metamathqa import MetaMathQA
+from envs_jax.tasks.search_qa import SearchQA
+from envs_jax.tasks.webshop import WebShop
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -215,3 +217,19 @@ register(
 register("Countdown", EnvSpec(Countdown, turn={"max_actions_per_traj": 1, "max_actions_per_turn": 1}))
 # The published tag allows a single action, with which its rewards for later tries could never be had.
 register("MetaMathQA", EnvSpec(MetaMathQA, turn={"max_actions_per_traj": 5, "max_actions_per_turn": 1}))
+register("SearchQA", EnvSpec(SearchQA, turn={"max_actions_per_turn": 1, "length_hint": 300}))
+register(
+    "WebShop",
+    EnvSpec(
+        WebShop,
+        turn={"max_turns": 9, "max_actions_per_turn": 1, "max_actions_per_traj": 9, "length_hint": 200},
+    ),
+)
+register(
+    "WebShopFull",
+    EnvSpec(
+        WebShop,
+        {"num_products": 4000},
+        {"max_turns": 15, "max_actions_per_turn": 1, "max_actions_per_traj": 15, "length_hint": 200},
+    ),
+)
