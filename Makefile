@@ -64,8 +64,9 @@ smoke: $(VENV)/.installed-dev  ## a few files of tests, for another Python: make
 
 ci-slow: parity slow  ## what .ci/run adds to make test, apart from the other Python
 
-docs: $(VENV)/.installed-dev  ## write docs/configuration.md anew from the source
+docs: $(VENV)/.installed-dev  ## write docs/configuration.md and the table of docs/environments.md anew from the source
 	$(BIN)/python docs/build_configuration.py
+	$(BIN)/python docs/build_environments.py
 
 bench-%: $(VENV)/.installed-parity  ## run benchmarks/%.py, such as bench-environments or bench-decode
 	$(BIN)/python -m benchmarks.$(subst -,_,$*)

@@ -1,6 +1,6 @@
-"""Steps per second of the environments against the Python loops they replace.
+"""Steps per second of the environments against the Python loops they replace, and of every tag beside its best peer.
 
-    python -m benchmarks.environments [--record] [--rounds 7] [--batch 1024]
+    python -m benchmarks.environments [--record] [--rounds 7] [--batch 1024] [--tags Bandit Sokoban ...]
 
 Every contender runs once in each round, in turn, so that a busy machine slows all of them; shown are medians
 over the rounds, and the median over the rounds of the ratio to the baseline of the same round. No contender
@@ -14,12 +14,13 @@ import contextlib
 import functools
 import importlib.util
 import io
+import random
 import re
 import statistics
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import numpy as np
 import envs_jax
 from benchmarks._qwen import qwen_tokenizer
 from benchmarks._table import report
-from envs_jax.core import Environment, Tokenizer
+from envs_jax.core import Environment, Span, Tokenizer
 from envs_jax.games.frozen_lake import FrozenLake
 from envs_jax.games.sokoban import Sokoban
 from envs_jax.games.sokoban.env import SYMBOLS
@@ -41,6 +42,7 @@ from envs_jax.turn import TurnEnv
 Contender = Callable[[], float]  # runs for a moment and returns steps per second
 SPAN = 0.1  # seconds that a contender runs for in a round
 STEPS = 64  # steps of one compiled rollout
+Answers = Callable[[random.Random, str], str]  # random numbers, text of a state -> one action
 TURN_TOKENS = 64
 
 
@@ -76,7 +78,31 @@ def compare(contenders: dict[str, Contender | None], baseline: str, rounds: int)
 
 
 # -- in JAX -------------------------------------------------------------------------------------------------
-def rollout(env: Environment, batch: int, tokenizer: Tokenizer | None = None) -> Contender:
+def random_actions(env: Environment, params: Any, states: Any, answers: Answers | None, batch: int) -> Any:
+    """Actions with leading axes [STEPS, batch]: ids of names, or what `parse` reads in random answers."""
+    if env.action_names:
+        count = len(env.action_names)
+        return jax.random.randint(jax.random.key(1), (STEPS, batch), 0, count, jnp.int32)
+    rng = random.Random(0)
+    width = env.answer_bytes
+    phrases = env.phrases()
+    data, lengths = np.zeros((STEPS, batch, width), np.uint8), np.zeros((STEPS, batch), np.int32)
+    shown = np.asarray(jax.jit(jax.vmap(env.observe, in_axes=(0, None)))(states, params)).tolist()
+    for lane, ids in enumerate(shown):
+        text = "".join(phrases[i] for i in ids if i >= 0)
+        for step in range(STEPS):
+            said = answers(rng, text) if answers else rng.choice(re.findall(r"\w+", text))
+            raw = (said.lower() if env.folds_case else said).encode()
+            data[step, lane, : len(raw[:width])] = list(raw[:width])
+            lengths[step, lane] = len(raw)
+    parse = jax.vmap(lambda span, state: env.parse(span, state, params)[0])
+    every = jax.jit(jax.vmap(parse, in_axes=(0, None)))
+    return every(Span(jnp.asarray(data), jnp.asarray(lengths)), states)
+
+
+def rollout(
+    env: Environment, batch: int, tokenizer: Tokenizer | None = None, answers: Answers | None = None
+) -> Contender:
     """A compiled scan of random actions, with a tokenizer also the tokens of each observation.
 
     Every output enters a sum, so that none is optimised away.
@@ -84,12 +110,13 @@ def rollout(env: Environment, batch: int, tokenizer: Tokenizer | None = None) ->
     params = env.init_params(jax.random.key(0))
     table = None if tokenizer is None else PhraseTable.build(list(env.phrases()), tokenizer)
     capacity = 0
-    state = jax.vmap(env.level, in_axes=(0, None))(jnp.arange(batch, dtype=jnp.int32), params)
+    levels = jnp.arange(batch, dtype=jnp.int32) % env.num_levels
+    state = jax.vmap(env.level, in_axes=(0, None))(levels, params)
     if table is not None:
         ids = jax.jit(jax.vmap(env.observe, in_axes=(0, None)))(state, params)
         longest = jnp.max(jnp.sum(jnp.where(ids >= 0, table.lengths[jnp.maximum(ids, 0)], 0), axis=1))
         capacity = int(longest) + 16
-    actions = jax.random.randint(jax.random.key(1), (STEPS, batch), 0, 4, jnp.int32)
+    actions = random_actions(env, params, state, answers, batch)
     keys = jax.random.split(jax.random.key(2), STEPS)
 
     @jax.jit
@@ -264,15 +291,9 @@ def gym_sokoban_turns(tokenizer: Tokenizer) -> Contender | None:
     return lambda: timed(run, len(rooms))
 
 
-def jumanji_sokoban(batch: int) -> Contender | None:
-    if importlib.util.find_spec("jumanji") is None:
-        return None
-    from jumanji.environments.routing.sokoban import Sokoban as Other
-    from jumanji.environments.routing.sokoban.generator import ToyGenerator
-
-    env = Other(generator=ToyGenerator())
+def jumanji_rollout(env: Any, batch: int, actions: Any) -> Contender:
+    """A compiled scan of a jumanji environment, without resets. `actions`: leading axes [STEPS, batch]."""
     state, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), batch))
-    actions = jax.random.randint(jax.random.key(1), (STEPS, batch), 0, 4, jnp.int32)
 
     @jax.jit
     def run(state: Any, actions: Any) -> Any:
@@ -286,17 +307,110 @@ def jumanji_sokoban(batch: int) -> Contender | None:
     return lambda: timed(lambda: run(state, actions), batch * STEPS)
 
 
+def jumanji_actions(batch: int, *sizes: int) -> Any:
+    """Uniform actions i32[STEPS, batch, len(sizes)], without the last axis for a single size."""
+    out = jax.random.randint(jax.random.key(1), (STEPS, batch, len(sizes)), 0, jnp.asarray(sizes), jnp.int32)
+    return out[..., 0] if len(sizes) == 1 else out
+
+
+def jumanji_sokoban(batch: int) -> Contender | None:
+    if importlib.util.find_spec("jumanji") is None:
+        return None
+    from jumanji.environments.routing.sokoban import Sokoban as Other
+    from jumanji.environments.routing.sokoban.generator import ToyGenerator
+
+    return jumanji_rollout(Other(generator=ToyGenerator()), batch, jumanji_actions(batch, 4))
+
+
+def jumanji_2048(batch: int) -> Contender | None:
+    if importlib.util.find_spec("jumanji") is None:
+        return None
+    from jumanji.environments.logic.game_2048 import Game2048 as Other
+
+    return jumanji_rollout(Other(), batch, jumanji_actions(batch, 4))
+
+
+def jumanji_cube(batch: int) -> Contender | None:
+    if importlib.util.find_spec("jumanji") is None:
+        return None
+    from jumanji.environments.logic.rubiks_cube import RubiksCube as Other
+    from jumanji.environments.logic.rubiks_cube.generator import ScramblingGenerator
+
+    env = Other(generator=ScramblingGenerator(cube_size=2, num_scrambles_on_reset=5), time_limit=10**9)
+    return jumanji_rollout(env, batch, jumanji_actions(batch, 6, 1, 2))
+
+
+def jumanji_sudoku(batch: int) -> Contender | None:
+    if importlib.util.find_spec("jumanji") is None:
+        return None
+    from jumanji.environments.logic.sudoku import Sudoku as Other
+
+    return jumanji_rollout(Other(), batch, jumanji_actions(batch, 9, 9, 9))
+
+
+# -- every tag beside its best peer -------------------------------------------------------------------------
+# The best public peer of a tag that the package index has: its name, and what runs it at a batch size. A peer in plain
+# Python takes the batch size and may ignore it.
+PEERS: dict[str, tuple[str, Callable[[int], Contender | None]]] = {
+    "FrozenLake": ("gymnasium FrozenLake, loop", lambda batch: gymnasium_lake(0.8)),
+    "SimpleSokoban": ("jumanji Sokoban 10 x 10", jumanji_sokoban),
+    "game_2048": ("jumanji Game2048", jumanji_2048),
+    "rubikscube": ("jumanji RubiksCube 2 x 2", jumanji_cube),
+    "SimpleSudoku": ("jumanji Sudoku", jumanji_sudoku),
+}
+
+
+def placement(rng: random.Random, state: str) -> str:
+    return ",".join(str(rng.randint(1, 9)) for _ in range(3))
+
+
+HOST: tuple[str, ...] = ()  # tags that run programs outside of JAX and are measured by other means
+
+# What an agent says, for tags whose actions are neither a fixed set of names nor words of the state's text.
+ANSWERS: dict[str, Answers] = {"SimpleSudoku": placement, "MediumSudoku": placement}
+
+
+def every_tag(tags: Sequence[str], batch: int, tokenizer: Tokenizer, rounds: int) -> list[list[Any]]:
+    """Rows (tag, steps/s of the transition, with observation tokens, peer, its steps/s, ratio of the transition)."""
+    rows = []
+    for tag in tags:
+        spec = envs_jax.spec(tag)
+        env = spec.factory(**spec.env)
+        name, peer = PEERS.get(tag, ("", lambda batch: None))
+        answers = ANSWERS.get(tag)
+        contenders: dict[str, Contender | None] = {
+            "peer": peer(batch),
+            "transition": rollout(env, batch, answers=answers),
+            "text": rollout(env, batch, tokenizer, answers),
+        }
+        found = {row[0]: row[1:] for row in compare(contenders, "peer", rounds)}
+        none = "" if name else "-"
+        rows.append(
+            [tag, found["transition"][0], found["text"][0], name or "-", none or found["peer"][0],
+             none or found["transition"][1]]
+        )  # fmt: skip
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--record", action="store_true", help="append the tables to RESULTS.md")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--tags", nargs="*", help="only the table of these tags (none named: of all)")
     options = parser.parse_args()
     batch, rounds = options.batch, options.rounds
     tokenizer = qwen_tokenizer() or ByteTokenizer()
     spoken = "Qwen" if len(tokenizer.token_bytes()) > 1000 else "bytes (dashscope is not installed)"
     levels = max(batch, 4096)
     notes = f"Batch {batch}, medians of {rounds} interleaved rounds, tokenizer: {spoken}."
+
+    tags = options.tags or [t for t in envs_jax.registered() if t not in HOST]
+    rows = every_tag(tags, batch, tokenizer, rounds)
+    columns = ["tag", "transition", "with observation tokens", "peer", "peer's", "transition against peer"]
+    report("Every tag, steps/s", columns, rows, notes, options.record)
+    if options.tags is not None:
+        return
 
     lake = {
         "envs_jax FrozenLake, transition": rollout(FrozenLake(num_levels=levels), batch),

@@ -48,7 +48,6 @@ from ragen_jax.scoring import Contexts, Traces, cross_score, token_logprobs
 from ragen_jax.training.config import load_config
 from ragen_jax.training.diagnosis import empty_ema
 from ragen_jax.training.programs import (
-    FilterSpec,
     diagnosis_program,
     filter_program,
     rollout_program,
@@ -382,8 +381,7 @@ def iteration_rows(size: Size, state: Any, peak: float) -> list[list[Any]]:
             "diagnosis", diagnosis_program, state.trainable, None, traj, key, ema, 1.0, spec=setup.diagnosis_spec,
             lora=None,
         )  # fmt: skip
-        filters = FilterSpec.of(config.rollout)
-        clocked("filter", filter_program, traj, spec=filters, filters=config.rollout.filters)
+        clocked("filter", filter_program, traj, section=config.rollout)
         state, _ = clocked("update", update_program, state, traj, keep, spec=setup.update_spec)
         return state, traj, parts
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt8
 
@@ -125,6 +126,14 @@ class Environment:
     def phrases(self) -> Sequence[str]:
         """Every piece of text that `observe` can say, without duplicates."""
         raise NotImplementedError
+
+    def state_tokens(self, lengths: np.ndarray, params: Params) -> tuple[int, int] | None:
+        """Bounds on the tokens of a start state's text and of any state's, where phrase f has `lengths[f]` tokens.
+
+        Run once, on the host, to size the observation buffers. None: they are measured on start states, with a margin,
+        which is for environments whose text hardly grows.
+        """
+        return None
 
     # -- pure functions ----------------------------------------------------------------------------------------------
     def init_params(self, key: Array, split: str = "train") -> Params:

@@ -13,7 +13,14 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.fields import convert, read_fields
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
+from envs_jax.games.game_2048 import Game2048
+from envs_jax.games.rubiks_cube import RubiksCube
 from envs_jax.games.sokoban import Sokoban
+from envs_jax.games.sudoku import Sudoku
+from envs_jax.tasks.countdown import Countdown
+from envs_jax.tasks.metamathqa import MetaMathQA
+from envs_jax.tasks.search_qa import SearchQA
+from envs_jax.tasks.webshop import WebShop
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -172,5 +179,57 @@ register(
         Sokoban,
         {"dim_room": (6, 6), "num_boxes": 1, "observation_format": "grid_coord"},
         {"length_hint": 120},
+    ),
+)
+# RAGEN's limits of the next tags do not let an episode succeed (see the classes); these do.
+register(
+    "game_2048",
+    EnvSpec(Game2048, turn={"max_turns": 700, "max_actions_per_turn": 1, "max_actions_per_traj": 700}),
+)
+register(
+    "Simple2048",
+    EnvSpec(
+        Game2048,
+        {"target_tile": 32},
+        {"max_turns": 24, "max_actions_per_turn": 1, "max_actions_per_traj": 24, "max_response_tokens": 200},
+    ),
+)
+register(
+    "rubikscube",
+    EnvSpec(
+        RubiksCube,
+        {"scramble_depth": 1},
+        {"max_actions_per_turn": 4, "max_actions_per_traj": 20, "length_hint": 96},
+    ),
+)
+register(
+    "SimpleSudoku",
+    EnvSpec(Sudoku, turn={"max_actions_per_turn": 8, "max_actions_per_traj": 40, "length_hint": 150}),
+)
+register(
+    "MediumSudoku",
+    EnvSpec(
+        Sudoku,
+        {"difficulty": "medium"},
+        {"max_actions_per_turn": 10, "max_actions_per_traj": 50, "length_hint": 150},
+    ),
+)
+register("Countdown", EnvSpec(Countdown, turn={"max_actions_per_traj": 1, "max_actions_per_turn": 1}))
+# The published tag allows a single action, with which its rewards for later tries could never be had.
+register("MetaMathQA", EnvSpec(MetaMathQA, turn={"max_actions_per_traj": 5, "max_actions_per_turn": 1}))
+register("SearchQA", EnvSpec(SearchQA, turn={"max_actions_per_turn": 1, "length_hint": 300}))
+register(
+    "WebShop",
+    EnvSpec(
+        WebShop,
+        turn={"max_turns": 9, "max_actions_per_turn": 1, "max_actions_per_traj": 9, "length_hint": 200},
+    ),
+)
+register(
+    "WebShopFull",
+    EnvSpec(
+        WebShop,
+        {"num_products": 4000},
+        {"max_turns": 15, "max_actions_per_turn": 1, "max_actions_per_traj": 15, "length_hint": 200},
     ),
 )

@@ -135,9 +135,10 @@ def _tenths(value: int) -> str:
 def _instruction(env: Environment, config: TurnConfig) -> str:
     text = f"{config.system_prompt} {env.instruction()}"
     if env.action_names:
+        text += f"\nAvailable actions: {', '.join(env.action_names)}."
+    if env.action_names or (env.splits_actions and config.max_actions_per_traj > 1):
         text += (
-            f"\nAvailable actions: {', '.join(env.action_names)}.\n"
-            f"At most {config.max_actions_per_turn} actions count in one answer and "
+            f"\nAt most {config.max_actions_per_turn} actions count in one answer and "
             f"{config.max_actions_per_traj} in the whole episode; "
             f'put "{config.action_sep}" between two actions.'
         )
@@ -568,8 +569,9 @@ def build(
 ) -> tuple[TurnEnv, TurnParams]:
     """A `TurnEnv` and its parameters.
 
-    Observation buffers that are not given hold the longest observation of the first levels of the pool and
-    a margin of a quarter of the state's length (at least 16 tokens) for states met later.
+    Observation buffers that are not given hold what `Environment.state_tokens` bounds; without such a bound, the
+    longest observation of the first levels of the pool and a margin of a quarter of the state's length (at least 16
+    tokens) for states met later.
     """
     specials = tokenizer.special_ids()
     missing = [s for s in chat.required if s not in specials]
@@ -599,6 +601,10 @@ def build(
         )
     margin = max(16, int(shown.max()) // 4)
     at, lengths = turn_env.layout, np.asarray(params.phrases.lengths)
+    growth = (margin, margin)
+    bounds = env.state_tokens(lengths[at.count :], params.env)
+    if bounds is not None:
+        growth = (max(bounds[0] - int(shown.max()), 0), max(bounds[1] - int(shown.max()), 0))
     around = int(lengths[at.later] + lengths[at.tail : at.reward if at.reward >= 0 else at.tail + 1].max())
     if at.reward >= 0:
         around += int(lengths[at.header : at.tail].max(initial=0) + lengths[at.warning])
@@ -609,6 +615,6 @@ def build(
             raise ConfigError(
                 name, given, f"observations have up to {needed[name]} tokens; use at least that, or None"
             )
-    prompt = prompt_capacity or _round_up(needed["prompt_capacity"] + margin)
-    later = obs_capacity or _round_up(needed["obs_capacity"] + margin)
+    prompt = prompt_capacity or _round_up(needed["prompt_capacity"] + growth[0])
+    later = obs_capacity or _round_up(needed["obs_capacity"] + growth[1])
     return replace(turn_env, prompt_capacity=prompt, obs_capacity=later), params

@@ -15,6 +15,7 @@ from rich.text import Text
 import envs_jax
 from ragen_jax.models.check import Comparison
 from ragen_jax.models.hub import MODELS, pulled
+from ragen_jax.rl.gradient_analysis import Bucket
 from ragen_jax.training.diagnosis import FAMILIES
 from ragen_jax.training.evaluation import Evaluation
 from ragen_jax.training.policy import Diagnosis
@@ -141,6 +142,35 @@ def rollouts_tables(name: str, diagnosis: Diagnosis) -> Iterator[RenderableType]
         yield Panel(Text(trace["reasoning"]), title=Text(title), title_align="left")
 
 
+def gradient_table(setup: Setup, buckets: list[Bucket]) -> Table:
+    """Norms, signal and noise of each bucket of prompts."""
+    columns = (
+        "prompts",
+        "reward std",
+        "|task|",
+        "|KL|",
+        "|entropy|",
+        "signal^2",
+        "noise",
+        "reg^2",
+        "signal^2 / noise",
+    )
+    kind = setup.config.algorithm.adv_estimator
+    table = _table(f"{setup.env.tag}: gradients by reward variance, {kind}", "bucket", *columns)
+
+    def interval(x: tuple[float, float, float]) -> str:
+        return f"{x[0]:.3g} [{x[1]:.2g}, {x[2]:.2g}]"
+
+    for b in buckets:
+        low, high = b.reward_std[1:]
+        table.add_row(
+            b.name, str(len(b.prompts)), f"{b.reward_std[0]:.3g} ({low:.2g} to {high:.2g})",
+            *(f"{b.norms[p]:.3g}" for p in ("task", "kl", "entropy")),
+            *(interval(x) for x in (b.signal, b.noise, b.reg, b.snr)),
+        )  # fmt: skip
+    return table
+
+
 def env_table() -> Table:
     """Every registered tag with its limits and settings."""
     table = Table(title="Environments", title_justify="left")
@@ -154,7 +184,7 @@ def env_table() -> Table:
         settings = ", ".join(f"{k}={v}" for k, v in spec.env.items())
         table.add_row(
             escape(tag),
-            escape(", ".join(env.action_names)) or "names in the prompt",
+            escape(", ".join(env.action_names)) or "text, as the prompt says",
             limits,
             escape(settings),
         )

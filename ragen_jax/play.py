@@ -70,11 +70,10 @@ def play(
     state, _ = jax.jit(env.reset)(_level(env, seed), params)
     step_fn = jax.jit(env.step)
     say(env.env.instruction())
-    if env.env.action_names:
-        say(
-            f"Actions: {', '.join(env.env.action_names)}; up to {config.max_actions_per_turn} in one answer, "
-            f"joined by {config.action_sep}. 'quit' ends."
-        )
+    most = min(config.max_actions_per_turn, config.max_actions_per_traj) if env.env.splits_actions else 1
+    holds = "one action" if most == 1 else f"up to {most} actions, joined by {config.action_sep}"
+    names = f"Actions: {', '.join(env.env.action_names)}. " if env.env.action_names else ""
+    say(f"{names}An answer holds {holds}. 'quit' ends.")
     total, turn = 0.0, 0
     while turn < config.max_turns:
         say(f"\nTurn {turn + 1} of {config.max_turns}, {int(state.actions_left)} actions left")

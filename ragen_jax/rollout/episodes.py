@@ -6,7 +6,7 @@ Nothing crosses to the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,16 @@ from jaxtyping import Bool, Float, Int, UInt8
 from envs_jax.core import TimeStep, Tokenizer
 from envs_jax.turn import TurnEnv, TurnParams, TurnState
 from ragen_jax.models import Cache, KVLayer, ModelConfig, Params, extend, init_cache, unembedding, unstack
-from ragen_jax.rollout.sampling import DYNAMICS, SAMPLE, fold, row_keys, sample, stop_table, stopped
+from ragen_jax.rollout.sampling import (
+    DYNAMICS,
+    SAMPLE,
+    Truncation,
+    fold,
+    row_keys,
+    sample,
+    stop_table,
+    stopped,
+)
 from ragen_jax.rollout.trajectories import GIVEN, SAMPLED, Trajectories
 
 
@@ -27,6 +36,7 @@ class RolloutSpec:
     model: ModelConfig
     env: TurnEnv
     valid_vocab: int  # ids at or above are padding rows of the embedding and are never sampled
+    truncation: Truncation = field(default_factory=Truncation)
 
     @property
     def capacity(self) -> int:
@@ -112,7 +122,7 @@ def _decode(
     def body(s: DecodeState) -> DecodeState:
         on = active(s)
         logits = jnp.einsum("bd,vd->bv", s.hidden, head, preferred_element_type=jnp.float32)
-        ids, logprob = sample(fold(keys, s.position), logits, temperature, spec.valid_vocab)
+        ids, logprob = sample(fold(keys, s.position), logits, temperature, spec.valid_vocab, spec.truncation)
         hidden, cache = extend(params, spec.model, ids[:, None], s.length, s.cache)
         return DecodeState(
             cache=cache,

@@ -23,16 +23,17 @@ from envs_jax.turn import TurnEnv, TurnParams, TurnState
 BASELINES = ("random", "blind", "optimal")
 STEPS = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 
+# Each wording: what is seen, and what is chosen.
 _LAKE_WORDING = (
-    "I am at {player}, the goal at {goal}. {around}. Go {moves}.",
-    "Me {player}. Goal {goal}. {around}. So {moves}.",
-    "Now at {player} and the goal is {goal}. {around}. I choose {moves}.",
+    ("I am at {player}, the goal at {goal}. {around}.", " Go {moves}."),
+    ("Me {player}. Goal {goal}. {around}.", " So {moves}."),
+    ("Now at {player} and the goal is {goal}. {around}.", " I choose {moves}."),
 )
 _LAKE_KINDS = ("edge", "ice", "hole", "goal")
 _SOKOBAN_WORDING = (
-    "I am at {player}, the box at {box}, the target at {goal}. {around}. Go {moves}.",
-    "Me {player}. Box {box}. Target {goal}. {around}. So {moves}.",
-    "Now at {player}, the box is {box} and its target {goal}. {around}. I choose {moves}.",
+    ("I am at {player}, the box at {box}, the target at {goal}. {around}.", " Go {moves}."),
+    ("Me {player}. Box {box}. Target {goal}. {around}.", " So {moves}."),
+    ("Now at {player}, the box is {box} and its target {goal}. {around}.", " I choose {moves}."),
 )
 _SOKOBAN_KINDS = ("wall", "empty", "box", "target")
 
@@ -212,8 +213,8 @@ def has_teacher(env: TurnEnv) -> bool:
     return isinstance(env.env, FrozenLake) or (isinstance(env.env, Sokoban) and env.env.has_distances)
 
 
-def _wordings(env: TurnEnv) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Templates, and the words for what lies in a direction."""
+def _wordings(env: TurnEnv) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Templates (what is seen, what is chosen), and the words for what lies in a direction."""
     if isinstance(env.env, FrozenLake):
         return _LAKE_WORDING, _LAKE_KINDS
     return _SOKOBAN_WORDING, _SOKOBAN_KINDS
@@ -225,7 +226,7 @@ def vocabulary(env: TurnEnv, params: TurnParams) -> list[str]:
         return []
     wordings, kinds = _wordings(env)
     blank = dict.fromkeys(("player", "box", "goal", "around", "moves"), "")
-    words = [wording.format(**blank) for wording in wordings] + [f" {kind}" for kind in kinds]
+    words = ["".join(wording).format(**blank) for wording in wordings] + [f" {kind}" for kind in kinds]
     return [*words, *(f"{space}{name}" for name in env.env.action_names for space in ("", " ")), " then"]
 
 
@@ -274,10 +275,24 @@ def demonstrations(
         moves = _plan(scene, kinds, row[1 + count : 1 + count + budget])
         answer = f" {env.config.action_sep} ".join(moves) + "</answer>"
         if env.config.enable_think:
-            wording = wordings[int(row[0] * len(wordings))]
+            wording = "".join(wordings[int(row[0] * len(wordings))])
             answer = f"{wording.format(**facts, moves=' then '.join(moves))}</think><answer>{answer}"
         out.append(answer)
     return out
+
+
+def descriptions(env: TurnEnv, params: TurnParams, states: TurnState, key: jax.Array) -> list[str]:
+    """The part of a demonstration that says what is seen, for each of a batch of states; the same wordings.
+
+    Raises ValueError for an environment without a teacher.
+    """
+    wordings, _ = _wordings(env)
+    scenes = _scenes(env, params, states)
+    draws = _draws(key, len(scenes), 1)[:, 0]
+    return [
+        wordings[int(draw * len(wordings))][0].format(**scene.facts())
+        for scene, draw in zip(scenes, draws, strict=True)
+    ]
 
 
 def baseline_actions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,16 +32,14 @@ class Dialogues:
     sampled: np.ndarray
     success: np.ndarray
 
-    def first_turns(self) -> Dialogues:
-        """The same dialogues up to the end of the teacher's first response; `success` is still the whole one's."""
-        begins = np.argmax(self.sampled, axis=1)
-        given = ~self.sampled & (np.arange(self.sampled.shape[1]) >= begins[:, None])
-        ends = np.where(given.any(axis=1), np.argmax(given, axis=1), self.sampled.shape[1])
-        slots = slice(int(ends.max()))
-        inside = np.arange(self.sampled.shape[1])[slots] < ends[:, None]
-        return Dialogues(
-            np.where(inside, self.tokens[:, slots], 0), self.sampled[:, slots] & inside, self.success
-        )
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the warm start: `steps` optimiser steps on batches of `batch_size` of `dialogues`."""
+
+    dialogues: Dialogues
+    steps: int
+    batch_size: int
 
 
 @partial(jax.jit, static_argnums=0)
@@ -52,6 +50,28 @@ def _reset(env: TurnEnv, levels: Array, params: TurnParams) -> Any:
 @partial(jax.jit, static_argnums=0)
 def _step(env: TurnEnv, keys: Array, state: Any, tokens: Array, length: Array, params: TurnParams) -> Any:
     return jax.vmap(env.step, in_axes=(0, 0, 0, 0, None))(keys, state, tokens, length, params)
+
+
+def read_aloud(
+    env: TurnEnv, params: TurnParams, tokenizer: Tokenizer, speak: Speaker, levels: Array, key: Array
+) -> Dialogues:
+    """First observations of `levels`, each followed by `speak(states, key) -> texts`; nothing is played."""
+    state, step = _reset(env, levels, params)
+    obs, obs_len = np.asarray(step.obs_tokens), np.asarray(step.obs_len)
+    texts = speak(state, key)
+    given = [row[:length].tolist() for row, length in zip(obs, obs_len, strict=True)]
+    said = [tokenizer.encode(text) for text in texts]
+    rows = [g + s for g, s in zip(given, said, strict=True)]
+    masks = [[False] * len(g) + [True] * len(s) for g, s in zip(given, said, strict=True)]
+    return _packed(rows, masks, np.zeros(len(rows), bool))
+
+
+def _packed(rows: list[list[int]], masks: list[list[bool]], success: np.ndarray) -> Dialogues:
+    longest = -(-max(map(len, rows)) // 8) * 8
+    tokens, sampled = np.zeros((len(rows), longest), np.int32), np.zeros((len(rows), longest), bool)
+    for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        tokens[i, : len(row)], sampled[i, : len(row)] = row, mask
+    return Dialogues(tokens, sampled, success)
 
 
 def play(
@@ -86,11 +106,7 @@ def play(
         live &= ~np.asarray(step.terminated | step.truncated)
         if not live.any():
             break
-    longest = -(-max(map(len, rows)) // 8) * 8
-    tokens, sampled = np.zeros((count, longest), np.int32), np.zeros((count, longest), bool)
-    for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
-        tokens[i, : len(row)], sampled[i, : len(row)] = row, mask
-    return Dialogues(tokens, sampled, np.asarray(state.success))
+    return _packed(rows, masks, np.asarray(state.success))
 
 
 @partial(jax.jit, static_argnames=("cfg", "optimiser", "valid_vocab"), donate_argnums=(0, 1))
@@ -121,34 +137,28 @@ def _sft_step(
 def imitate(
     params: Params,
     cfg: ModelConfig,
-    dialogues: Dialogues,
+    phases: Sequence[Phase],
     *,
-    steps: int,
-    batch_size: int,
-    first_turn_steps: int = 0,
-    first_turn_batch_size: int = 1,
     lr: float,
     valid_vocab: int,
     seed: int,
 ) -> Iterator[tuple[Params, Array]]:
     """Next-token cross-entropy on the teacher's words; yields parameters and loss after every step.
 
-    The first `first_turn_steps` of `steps` see first turns alone, the others whole dialogues. AdamW with a linear
-    warm-up of a tenth and a cosine to a tenth. Rows are drawn without replacement within a pass, in batches of like
-    length, so that few slots are padding and only a few shapes are compiled.
+    AdamW with a linear warm-up of a tenth of all phases' steps and a cosine to a tenth. Rows are drawn without
+    replacement within a pass, in batches of like length, so that few slots are padding and only a few shapes are
+    compiled.
     """
+    steps = sum(phase.steps for phase in phases)
     schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 10), steps, lr / 10)
     optimiser = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, 0.9, 0.98, weight_decay=0.01)
     )
     opt_state = optimiser.init(params)
-    phases = (
-        (dialogues.first_turns(), first_turn_batch_size, first_turn_steps),
-        (dialogues, batch_size, steps - first_turn_steps),
-    )
-    for phase, (seen, size, count) in enumerate(phases):
-        batches = _batches(seen, size, np.random.default_rng((seed, phase)))
-        for rows, length in itertools.islice(batches, count):
+    for number, phase in enumerate(phases):
+        seen = phase.dialogues
+        batches = _batches(seen, phase.batch_size, np.random.default_rng((seed, number)))
+        for rows, length in itertools.islice(batches, phase.steps):
             params, opt_state, loss = _sft_step(
                 params, opt_state, seen.tokens[rows, :length], seen.sampled[rows, :length],
                 cfg=cfg, optimiser=optimiser, valid_vocab=valid_vocab,
