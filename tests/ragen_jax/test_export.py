@@ -186,7 +186,7 @@ def test_a_run_with_adapters_is_exported(tmp_path: Path, capsys: pytest.CaptureF
 
     cfg = ModelConfig(
         vocab_size=293, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=64, attention_bias=True, max_position_embeddings=1024,
+        intermediate_size=64, attention_bias=True, max_position_embeddings=4096,
     )  # fmt: skip
     base = published_folder(tmp_path / "base", random_params(cfg), cfg)
     section = {"path": str(base), "lora": {"rank": 2, "targets": ["q", "down"]}}
