@@ -21,7 +21,7 @@ def test_flops_are_those_of_matrix_products() -> None:
 
 @pytest.mark.slow
 def test_tiny_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main(["--tiny", "--no-torch"]) == 0
+    assert gpu.main(["--tiny", "--no-torch", "--minutes", "60"]) == 0
     out = capsys.readouterr().out
     for part in (
         "decoding over the cache",
