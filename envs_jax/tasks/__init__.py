@@ -1,0 +1,1 @@
+"""Tasks of words and numbers: answers are free text, checked on device."""
