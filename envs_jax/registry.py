@@ -14,6 +14,7 @@ from envs_jax.fields import convert, read_fields
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
 from envs_jax.games.sokoban import Sokoban
+from envs_jax.tasks.deepcoder.env import DeepCoder
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -172,5 +173,18 @@ register(
         Sokoban,
         {"dim_room": (6, 6), "num_boxes": 1, "observation_format": "grid_coord"},
         {"length_hint": 120},
+    ),
+)
+register(
+    "DeepCoder",
+    EnvSpec(
+        DeepCoder,
+        turn={
+            "max_turns": 1,
+            "max_actions_per_turn": 1,
+            "max_actions_per_traj": 1,
+            "max_response_tokens": 1024,
+            "length_hint": 800,
+        },
     ),
 )
