@@ -72,13 +72,16 @@ class FilterSpec:
         )  # fmt: skip
 
 
-@partial(jax.jit, static_argnames=("spec", "filters"))
+@partial(jax.jit, static_argnames=("spec", "filters", "shares"))
 def filter_program(
-    traj: Trajectories, *, spec: FilterSpec, filters: bool
+    traj: Trajectories, *, spec: FilterSpec, filters: bool, shares: tuple[tuple[str, int], ...] = ()
 ) -> tuple[Bool[Array, "P"], dict[str, Float[Array, ""]]]:
-    """Which groups to keep by the variance of their rewards, and what the rollout was like."""
+    """Which groups to keep by the variance of their rewards, and what the rollout was like.
+
+    The groups of a mixture are chosen from together; `shares` are its tags and their groups, in the batch's order.
+    """
     scores = traj.score.reshape(-1, traj.group_size)
-    metrics = episode_metrics(traj)
+    metrics = episode_metrics(traj) | tag_metrics(traj, shares)
     if traj.group_size == 1:
         return jnp.ones(scores.shape[0], bool), metrics
     spread = reward_variance(scores)
@@ -96,6 +99,21 @@ def filter_program(
     metrics |= {f"rollout/{n}": v for n, v in selection_stats(spread, keep).items()}
     metrics |= {f"reward_variance/{n}": v for n, v in reward_variance_stats(scores).items()}
     return keep, metrics
+
+
+def tag_metrics(traj: Trajectories, shares: tuple[tuple[str, int], ...]) -> dict[str, Float[Array, ""]]:
+    """The episodes' metrics for each tag of a mixture, and the share of its groups with a success."""
+    metrics: dict[str, Array] = {}
+    start = 0
+    for tag, groups in shares:
+        stop = start + groups * traj.group_size
+        rows = jax.tree.map(lambda x, i=start, j=stop: x[i:j], traj)
+        start = stop
+        own = {name.removeprefix("train/"): value for name, value in episode_metrics(rows).items()}
+        any_success = jnp.any(rows.success.reshape(groups, traj.group_size), axis=1)
+        own[f"pass@{traj.group_size}"] = jnp.mean(any_success.astype(jnp.float32))
+        metrics |= {f"train/{tag}/{name}": value for name, value in own.items()}
+    return metrics
 
 
 def episode_metrics(traj: Trajectories) -> dict[str, Float[Array, ""]]:

@@ -49,11 +49,11 @@ from ragen_jax.training.programs import (
     rollout_program,
     update_program,
 )
-from ragen_jax.training.records import episode_records, write_records
-from ragen_jax.training.setup import Setup, build, draw_levels
+from ragen_jax.training.records import episode_records, first_rows, write_records
+from ragen_jax.training.setup import Part, Setup, build, draw_levels
 from ragen_jax.training.summary import summarise
 from ragen_jax.training.teachers import demonstrations
-from ragen_jax.training.warm_start import Dialogues, imitate, play
+from ragen_jax.training.warm_start import Dialogues, imitate, merge, play
 
 _DIAGNOSE = 7  # address of the diagnosis's random numbers within a step
 
@@ -129,12 +129,20 @@ def _prepare(setup: Setup) -> _Preparation:
     if not section.steps:
         return _Preparation(found, None)
 
-    def speak(states: Any, key: jax.Array) -> list[str]:
-        return demonstrations(setup.env, setup.train, states, key, section.skill)
-
-    levels = jnp.arange(section.demonstrations) % setup.env.num_levels
     key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 0)
-    return _Preparation(found, play(setup.env, setup.train, setup.tokenizer, speak, levels, key))
+    return _Preparation(found, merge([_demonstrate(setup, part, key) for part in setup.parts]))
+
+
+def _demonstrate(setup: Setup, part: Part, key: jax.Array) -> Dialogues:
+    """The teacher's dialogues in one environment: its share of the groups, of all demonstrations."""
+    section = setup.config.warm_start
+
+    def speak(states: Any, key: jax.Array) -> list[str]:
+        return demonstrations(part.env, part.train, states, key, section.skill)
+
+    count = max(1, section.demonstrations * part.groups // setup.config.rollout.env_groups)
+    levels = jnp.arange(count) % part.env.num_levels
+    return play(part.env, part.train, setup.tokenizer, speak, levels, key)
 
 
 def _warm_start(setup: Setup, dialogues: Dialogues, progress: Progress) -> tuple[Params, float]:
@@ -284,7 +292,7 @@ class _Run:
             spec=setup.rollout_spec, group_size=config.rollout.group_size, lora=self.lora,
         )  # fmt: skip
         keep, device = filter_program(
-            traj, spec=FilterSpec.of(config.rollout), filters=config.rollout.filters
+            traj, spec=FilterSpec.of(config.rollout), filters=config.rollout.filters, shares=setup.shares
         )
         clock.lap("rollout", traj.tokens)
         freq = config.diagnosis.compute_freq
@@ -313,7 +321,11 @@ class _Run:
         if metrics["train/nonfinite_count"]:
             self._keep_nonfinite(traj, step)
         if config.run.rollout_freq and (step == 1 or step % config.run.rollout_freq == 0):
-            self._keep_rollouts(traj, setup.train, step, "train", kept)
+            rows = first_rows(setup.env, traj, config.run.rollouts_kept)
+            write_records(
+                self.run_dir,
+                episode_records(traj, setup.env, setup.train, rows, step=step, split="train", keep=kept),
+            )
         return state, metrics
 
     def _regime(self, metrics: dict[str, float], host: HostState) -> dict[str, float]:
@@ -360,15 +372,13 @@ class _Run:
     def _evaluate(self, state: RunState, step: int) -> dict[str, float]:
         begun = time.monotonic()
         result = evaluate(self.setup, state.train.trainable, self.base)
-        self._keep_rollouts(result.episodes, self.setup.eval, step, "eval", None)
+        each = -(-self.config.run.rollouts_kept // len(result.episodes))
+        records = []
+        for part, traj in result.episodes:
+            rows = first_rows(part.env, traj, each)
+            records += episode_records(traj, part.env, part.eval, rows, step=step, split="eval")
+        write_records(self.run_dir, records)
         return result.metrics | {"timing_s/eval": time.monotonic() - begun}
-
-    def _keep_rollouts(self, traj: Any, params: Any, step: int, split: str, keep: np.ndarray | None) -> None:
-        rows = range(min(self.config.run.rollouts_kept, traj.tokens.shape[0]))
-        write_records(
-            self.run_dir,
-            episode_records(traj, self.setup.env, params, list(rows), step=step, split=split, keep=keep),
-        )
 
     def _keep_nonfinite(self, traj: Any, step: int) -> None:
         """Keeps the episodes with a reward or log-prob that is not finite, at most `rollouts_kept`."""

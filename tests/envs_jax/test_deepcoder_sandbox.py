@@ -1,4 +1,4 @@
-"""Programs that try to get out of the sandbox, and programs that use too much. All bombs are bounded by themselves too."""
+"""Programs that try to get out of the sandbox, and programs that use too much. Bombs bound themselves as well."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from envs_jax.tasks.deepcoder.sandbox.pool import (
     pool_for,
 )
 
-LIMITS = Limits(test_seconds=20, total_seconds=40, cpu_seconds=1, memory_bytes=256 << 20, output_bytes=100_000)
+LIMITS = Limits(
+    test_seconds=20, total_seconds=40, cpu_seconds=1, memory_bytes=256 << 20, output_bytes=100_000
+)
 NONE = CallTest("attack", ())
 CONTAINED = ("namespaces", "namespaces without filter", "bwrap")
 
@@ -102,10 +104,19 @@ def test_this_machine_can_contain_programs() -> None:
 def test_programs_and_functions_run(any_pool: Pool) -> None:
     jobs = [
         Job("print(sum(map(int, input().split())))", (StdinTest("1 2\n"), StdinTest("5 6"))),
-        Job("class Solution:\n    def add(self, a: List[int]):\n        return sum(a)", (CallTest("add", ([1, 2],)),)),
+        Job(
+            "class Solution:\n    def add(self, a: List[int]):\n        return sum(a)",
+            (CallTest("add", ([1, 2],)),),
+        ),
         Job("def f(a, b):\n    return {a: b}, (a,), {b}", (CallTest("f", ("x", 2.5)),)),
-        Job("import sys\nfor line in sys.stdin:\n    print(line.strip()[::-1])\nexit(3)", (StdinTest("ab\ncd\n"),)),
-        Job("import threading\nt = threading.Thread(target=lambda: print('late'))\nt.start()", (StdinTest(""),)),
+        Job(
+            "import sys\nfor line in sys.stdin:\n    print(line.strip()[::-1])\nexit(3)",
+            (StdinTest("ab\ncd\n"),),
+        ),
+        Job(
+            "import threading\nt = threading.Thread(target=lambda: print('late'))\nt.start()",
+            (StdinTest(""),),
+        ),
         Job("print(len(open(0).read()), '\u00e9')", (StdinTest("x" * 300_000),)),
         Job("open('note', 'w').write('hi')\nprint(open('note').read())", (StdinTest(""),)),
         Job("", ()),
@@ -154,7 +165,8 @@ def test_no_network(any_pool: Pool) -> None:
             import socket
             done = []
             for family, kind, address in (
-                (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", a)), (socket.AF_INET, socket.SOCK_DGRAM, ("8.8.8.8", 53)),
+                (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", a)),
+                (socket.AF_INET, socket.SOCK_DGRAM, ("8.8.8.8", 53)),
                 (socket.AF_UNIX, socket.SOCK_STREAM, "/run/dbus/system_bus_socket"),
             ):
                 try:
@@ -200,7 +212,9 @@ def test_no_reading_outside(contained: Pool, tmp_path: Path) -> None:
          os.path.expanduser("~"), "/home", "/sys/kernel", str(Path(pool_module.__file__).parents[2] / "core.py")],
         os.path.dirname(os.__file__),
     )  # fmt: skip
-    seen = [f for f in found if "/judge/" not in f]  # bwrap's sandbox holds this package's runner
+    # The way to the standard library's folder is there; bwrap's sandbox also holds the interpreter and the runner.
+    way = Path(os.__file__).parts
+    seen = [f for f in found if f not in way and not f.startswith(("/judge/", sys.base_prefix))]
     assert seen == []
 
 
@@ -214,7 +228,17 @@ def test_installed_packages_are_out_of_sight(contained: Pool) -> None:
 def test_no_writing_outside(contained: Pool, tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o777)
     library = os.path.dirname(os.__file__)
-    places = [str(tmp_path), library, f"{library}/json", "/", "/usr/lib", "/dev", "/etc", "/var/tmp", os.getcwd()]
+    places = [
+        str(tmp_path),
+        library,
+        f"{library}/json",
+        "/",
+        "/usr/lib",
+        "/dev",
+        "/etc",
+        "/var/tmp",
+        os.getcwd(),
+    ]
     managed = attack(
         contained,
         """
@@ -265,7 +289,6 @@ def test_fork_bombs(any_pool: Pool) -> None:
     born = attack(
         any_pool,
         """
-        import subprocess, sys
         count = 0
         for _ in range(40):
             try:
@@ -277,8 +300,8 @@ def test_fork_bombs(any_pool: Pool) -> None:
             except OSError:
                 pass
         try:
-            subprocess.run(["/bin/sh", "-c", ":"], check=True)
-            count += 100
+            os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {})
+            count += 1
         except OSError:
             pass
         return count
@@ -373,10 +396,11 @@ def test_signals_reach_nobody_else(any_pool: Pool) -> None:
     zygote = any_pool._zygote
     assert zygote is not None
     code = (
-        "import os, signal\ndef attack():\n    done = []\n    for pid in (os.getppid(), 1, {}, {}, -1):\n"
+        "import os, signal\ndef attack():\n    done = []\n"
+        f"    for pid in (os.getppid(), 1, {os.getpid()}, {zygote.pid}, -1):\n"
         "        try:\n            os.kill(pid, signal.SIGKILL)\n            done.append(pid)\n"
         "        except OSError:\n            pass\n    return done\n"
-    ).format(os.getpid(), zygote.pid)
+    )
     outcome = one(any_pool, code)
     if any_pool.filter:
         assert (outcome.status, outcome.text) == ("ok", "[]")
@@ -389,21 +413,25 @@ def test_signals_reach_nobody_else(any_pool: Pool) -> None:
 SECRET = "7315920846"
 PROBLEM = Problem("p", "", (Case(CallTest("attack", ()), SECRET),))
 ECHO = Problem("q", "", (Case(StdinTest("give it\n"), SECRET),))
+EQUAL = "    def __eq__(self, o): return True\n"
+FORGED = '{"t": "any", "v": 1}'
 LIES = {
-    "an object equal to everything": "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef attack(): return E()",
-    "a text equal to everything": "class E(str):\n    def __eq__(self, o): return True\ndef attack(): return E('no')",
-    "a number equal to everything": "class E(int):\n    def __eq__(self, o): return True\n    def __repr__(self): return 'x'\ndef attack(): return E(3)",
+    "an object equal to everything": f"class E:\n{EQUAL}    __hash__ = None\ndef attack(): return E()",
+    "a text equal to everything": f"class E(str):\n{EQUAL}def attack(): return E('no')",
+    "a number equal to everything": f"class E(int):\n{EQUAL}    def __repr__(self): return 'x'\n"
+    "def attack(): return E(3)",
     "sys.exit(0)": "import sys\ndef attack(): sys.exit(0)",
     "sys.exit(0) at once": "import sys\nsys.exit(0)",
     "os._exit(0)": "import os\ndef attack(): os._exit(0)",
     "os._exit(0) at once": "import os\nos._exit(0)",
     "another serialiser": "import json\njson.dumps = lambda *a, **k: 'null'\ndef attack(): return 1",
-    "the runner's serialiser": "import sys\nfor n, m in list(sys.modules.items()):\n    if n.endswith('values'): m.dumps = lambda x: '{\"t\": \"any\", \"v\": 1}'\ndef attack(): return 1",
+    "the runner's serialiser": "import sys\nfor n, m in list(sys.modules.items()):\n"
+    f"    if n.endswith('values'): m.dumps = lambda x: {FORGED!r}\ndef attack(): return 1",
     "malformed results": "import os\ndef attack():\n    os.write(3, b'[' * 50_000)\n    os._exit(0)",
     "two results": "import os\ndef attack():\n    os.write(3, b'null')\n    return None",
     "True": "def attack(): return True",
     "None": "def attack(): return None",
-}  # fmt: skip
+}
 
 
 def test_the_judge_accepts_the_truth() -> None:
@@ -430,8 +458,8 @@ def attack():
             found.append("frame")
         frame = frame.f_back
     for thing in gc.get_objects():
-        if isinstance(thing, (dict, list, tuple)) and any(isinstance(v, str) and needle in v and v is not needle
-                                                         for v in (thing.values() if isinstance(thing, dict) else thing)):
+        inside = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()
+        if any(isinstance(v, str) and needle in v and v is not needle for v in inside):
             found.append("object")
     for fd in range(64):
         try:
@@ -498,7 +526,9 @@ def test_it_says_which_walls_are_in_force(capsys: pytest.CaptureFixture[str]) ->
     pool.close()
 
 
-@pytest.mark.skipif(not Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h").exists(), reason="no kernel headers")
+@pytest.mark.skipif(
+    not Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h").exists(), reason="no kernel headers"
+)
 def test_call_numbers_are_the_kernels() -> None:
     text = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h").read_text()
     kernel = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", text)}
@@ -536,7 +566,7 @@ def test_filter_decides_as_its_rules_say() -> None:
         assert [decide(machine, arch, clone, (flags,)) for flags in (0x3D0F00, 17)] == [allow, refuse]
         assert [decide(machine, arch, limit, (pid,)) for pid in (0, 77, 1)] == [allow, allow, refuse]
         assert decide(machine, arch, 435, (0,)) == 0x00050000 | 38
-        for harmless in ((0, 1, 9, 39) if column == 0 else (63, 64, 222, 172)):
+        for harmless in (0, 1, 9, 39) if column == 0 else (63, 64, 222, 172):
             assert decide(machine, arch, harmless, (0,)) == allow
         assert decide(machine, 0x40000003, 1, (0,)) == 0x80000000
     assert decide("x86_64", 0xC000003E, 0x40000000 + 41, (0,)) == refuse

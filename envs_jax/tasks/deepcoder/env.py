@@ -47,12 +47,12 @@ class DeepCoderState:
 class DeepCoder(Environment):
     """Programming problems, judged by running the answer.
 
-    Action: the answer's bytes. Where it has a fenced block, the last one is the program. The reward is the share of tests
-    passed, or with `all_or_nothing` 1 if all are and else 0; success is all. The episode ends with the first program.
-    `metric_names`: tests passed, tests in all.
+    Action: the answer's bytes. Where it has a fenced block, the last one is the program. The reward is the share of
+    tests passed, or with `all_or_nothing` 1 if all are and else 0; success is all. The episode ends with the first
+    program. `metric_names`: tests passed, tests in all.
 
-    A program longer than `max_program_bytes` is no valid action and is not run. Members of a batch that say the same are
-    judged once. Expected outputs stay in the caller's process. Raises RuntimeError (SandboxError) from the step when
+    A program longer than `max_program_bytes` is no valid action and is not run. Members of a batch that say the same
+    are judged once. Expected outputs stay in the caller's process. Raises RuntimeError (SandboxError) from the step when
     the sandbox itself fails: that is never a reward of 0.
 
     Fields:
@@ -143,7 +143,8 @@ class DeepCoder(Environment):
         for split, problems in splits.items():
             places[split] = tuple(range(len(rows), len(rows) + len(problems)))
             rows += [
-                Problem(p.name, p.statement, p.cases[: self.max_tests], p.starter, p.solution) for p in problems
+                Problem(p.name, p.statement, p.cases[: self.max_tests], p.starter, p.solution)
+                for p in problems
             ]
         return tuple(rows), places
 

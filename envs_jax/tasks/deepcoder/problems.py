@@ -133,7 +133,9 @@ def passes(case: Case, outcome: Outcome) -> bool:
 
 
 def judge(
-    problems: Sequence[Problem], answers: Sequence[str | None], run: Callable[[list[Job]], list[list[Outcome]]]
+    problems: Sequence[Problem],
+    answers: Sequence[str | None],
+    run: Callable[[list[Job]], list[list[Outcome]]],
 ) -> list[Verdict]:
     """A verdict on each answer to the problem beside it. Equal programs are run once.
 
@@ -162,6 +164,8 @@ def judge(
             continue
         good = [passes(case, out) for case, out in zip(problem.cases, outcomes[place], strict=True)]
         first = next((o for o, ok in zip(outcomes[place], good, strict=True) if not ok), None)
-        failure = "" if first is None else "wrong" if first.status == "ok" else f"{first.status}: {first.text}"
+        failure = (
+            "" if first is None else "wrong" if first.status == "ok" else f"{first.status}: {first.text}"
+        )
         verdicts.append(Verdict(sum(good), total, failure))
     return verdicts

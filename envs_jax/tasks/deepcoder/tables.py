@@ -39,7 +39,7 @@ SOURCES: dict[str, Callable[[Path | None, str], Splits]] = {
 
 @functools.lru_cache(maxsize=8)
 def load(dataset: str, data_dir: str | None, on_bad_row: str) -> Splits:
-    """The problems of a data set by split. Raises ConfigError for a name that is not known or a folder that is missing."""
+    """The problems of a data set by split. Raises ConfigError for a name that is not known, or a missing folder."""
     if dataset not in SOURCES:
         raise ConfigError("dataset", dataset, suggestion(dataset, SOURCES))
     return SOURCES[dataset](None if data_dir is None else Path(data_dir), on_bad_row)

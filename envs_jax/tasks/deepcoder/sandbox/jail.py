@@ -151,7 +151,7 @@ def enter(tmp_bytes: int) -> Entered:
 
 
 class _Header(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]  # noqa: RUF012
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
 def drop(entered: Entered, outside: int) -> None:

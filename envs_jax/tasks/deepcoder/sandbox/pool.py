@@ -154,13 +154,18 @@ class Pool:
             "rlimit": "NO namespaces: programs can read this machine's files",
         }[self.backend]
         filtered = "a system-call filter" if self.filter else "NO system-call filter"
-        library = "" if self.library else "; the standard library is closed to the programs' user: few modules import"
+        library = (
+            ""
+            if self.library
+            else "; the standard library is closed to the programs' user: few modules import"
+        )
         return f"sandbox {self.backend}: {walls}; {filtered}; resource limits{library}"
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         folder = str(Path(__file__).resolve().parents[1])
-        start = f"import sys; sys.path.insert(0, {folder!r}); from sandbox import zygote; del sys.path[0]; zygote.main()"
+        start = f"import sys; sys.path.insert(0, {folder!r}); from sandbox import zygote; del sys.path[0]"
+        start += "; zygote.main()"
         # -P, -s and a bare environment are -I, except that the hash seed can be fixed: sets have one order then.
         command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", start]
         self._zygote = subprocess.Popen(
@@ -250,7 +255,11 @@ class Pool:
         return {}
 
     def _finish(
-        self, state: _Running, jobs: Sequence[Job], found: list[list[Outcome]], waiting: deque[tuple[int, int]]
+        self,
+        state: _Running,
+        jobs: Sequence[Job],
+        found: list[list[Outcome]],
+        waiting: deque[tuple[int, int]],
     ) -> None:
         said, count = bytes(state.said), len(jobs[state.index].tests)
         if said[:1] == b"R":

@@ -91,7 +91,7 @@ def program(machine: str, pid: int) -> bytes:
 
 
 class _Filter(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]  # noqa: RUF012
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

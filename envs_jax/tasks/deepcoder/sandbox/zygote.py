@@ -129,19 +129,30 @@ def _bwrap(channel: socket.socket, job: dict[str, Any]) -> None:
         command += ["--symlink", os.readlink(folder), folder] if link else ["--ro-bind", folder, folder]
     interpreter = os.path.realpath(sys.executable)
     command += ["--ro-bind", interpreter, interpreter, "--ro-bind", package, "/judge/sandbox"]
-    library = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("LDLIBRARY") or "")
+    library = os.path.join(
+        sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("LDLIBRARY") or ""
+    )
     if library.endswith(".so") and os.path.exists(library):
         for path in {library, os.path.realpath(library), f"{library}.1.0"}:
             if os.path.exists(path) and not path.startswith(tuple(shown)):
                 command += ["--ro-bind", path, path]
     for folder in hidden:
         command += ["--tmpfs", folder, "--remount-ro", folder]
-    command += ["--dev", "/dev", "--size", str(job["limits"]["file_bytes"]), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    command += [
+        "--dev",
+        "/dev",
+        "--size",
+        str(job["limits"]["file_bytes"]),
+        "--tmpfs",
+        "/tmp",
+        "--chdir",
+        "/tmp",
+    ]
     start = (
         "import sys; sys.path.insert(0, '/judge'); from sandbox import inner; del sys.path[0]; "
         f"inner.from_descriptors({channel.fileno()}, {file})"
     )
-    command += ["--remount-ro", "/", "--", interpreter, "-P", "-s", "-S", "-c", start]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--", interpreter, "-P", "-s", "-S", "-c", start]
     pid = os.fork()
     if pid == 0:
         try:
