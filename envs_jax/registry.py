@@ -14,7 +14,9 @@ from envs_jax.fields import convert, read_fields
 from envs_jax.games.bandit import TEST_PAIRS, Bandit
 from envs_jax.games.frozen_lake import FrozenLake
 from envs_jax.games.sokoban import Sokoban
+from envs_jax.tasks.countdown import Countdown
 from envs_jax.tasks.deepcoder.env import DeepCoder
+from envs_jax.tasks.metamathqa import MetaMathQA
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.chat import CHAT_FORMATS, CHATML, LLAMA3, PLAIN, ChatFormat
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams, build
@@ -175,6 +177,9 @@ register(
         {"length_hint": 120},
     ),
 )
+register("Countdown", EnvSpec(Countdown, turn={"max_actions_per_traj": 1, "max_actions_per_turn": 1}))
+# The published tag allows a single action, with which its rewards for later tries could never be had.
+register("MetaMathQA", EnvSpec(MetaMathQA, turn={"max_actions_per_traj": 5, "max_actions_per_turn": 1}))
 register(
     "DeepCoder",
     EnvSpec(

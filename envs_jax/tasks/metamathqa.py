@@ -1,0 +1,207 @@
+"""MetaMathQA: one mathematical question; a wrong answer may be tried again for half the reward.
+
+Check and reward are RAGEN's: the answer in lower case and without whitespace must be the same text, and try k (from 0)
+pays 1 / 2 ** k. `answer_check: numeric` also takes other ways to write the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int, UInt8
+
+from envs_jax.core import Environment, Span, Transition
+from envs_jax.datasets.questions import DATASETS, Question, load_questions, normalised
+from envs_jax.datasets.table import check_on_bad_row
+from envs_jax.errors import ConfigError, suggestion
+from envs_jax.text.actions import lower
+from envs_jax.text.numbers import Number, read_number, same_number
+from envs_jax.text.scan import is_space
+
+CHECKS = ("string", "numeric")
+UNANSWERED, WRONG, RIGHT = range(3)  # outcomes
+LABEL_BYTES = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MetaMathQAParams:
+    """Traced parameters: N questions with answers of at most W bytes."""
+
+    phrase: Int[Array, " N"]  # i32, phrase of the question
+    label: UInt8[Array, "N W"]  # normalised answer, zeros beyond its end
+    label_length: Int[Array, " N"]  # i32
+    number: Number  # what the answer is as a number; leaves [N, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MetaMathQAState:
+    """Which question, and what became of the answers so far."""
+
+    level: Int[Array, ""]  # i32
+    tries: Int[Array, ""]  # i32, answers given
+    outcome: Int[Array, ""]  # i32: UNANSWERED, WRONG or RIGHT
+
+
+_read_numbers = jax.jit(jax.vmap(read_number))
+
+
+@dataclass(frozen=True)
+class MetaMathQA(Environment):
+    """Mathematical questions with one answer each. The action is the answer's text (a `Span`).
+
+    Reward 1 / 2 ** k for the right answer as try k, counted from 0, which ends the episode (success); else 0, and the
+    question may be tried again. `metric_names`: answers given before this one; whether an answer was too long to be
+    judged (it then counts as wrong) or had too many digits to be read as a number.
+
+    Fields:
+        dataset: "generated" (word problems from a seed), "reasoning_gym/gsm_symbolic", or "tfds/metamathqa" (the
+            published file, prepared by tensorflow-datasets). A split with fewer rows than `num_levels` is gone
+            through again.
+        data_dir: of tensorflow-datasets; None for its default.
+        on_bad_row: "refuse" or "skip" rows that cannot be used.
+        seed: of generated questions.
+        answer_check: "string" (the published one), or "numeric": equal as strings, or equal as numbers.
+        max_question_bytes: longer questions are bad rows.
+    """
+
+    dataset: str = "generated"
+    data_dir: str | None = None
+    on_bad_row: str = "refuse"
+    seed: int = 0
+    answer_check: str = "string"
+    max_question_bytes: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.num_levels < 1:
+            raise ConfigError("num_levels", self.num_levels, "must be positive")
+        if self.dataset not in DATASETS:
+            raise ConfigError("dataset", self.dataset, suggestion(self.dataset, DATASETS))
+        if self.answer_check not in CHECKS:
+            raise ConfigError("answer_check", self.answer_check, f"use one of {', '.join(CHECKS)}")
+        if self.max_question_bytes < 1:
+            raise ConfigError("max_question_bytes", self.max_question_bytes, "must be positive")
+        check_on_bad_row(self.on_bad_row)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("tries_before", "not_judged")
+
+    @property
+    def splits_actions(self) -> bool:
+        return False
+
+    @property
+    def answer_bytes(self) -> int:
+        return 2 * LABEL_BYTES
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0, 1.0)
+
+    # -- text ----------------------------------------------------------------------------------------------
+    @cached_property
+    def _questions(self) -> dict[str, tuple[Question, ...]]:
+        return load_questions(
+            self.dataset,
+            self.data_dir,
+            self.num_levels,
+            self.seed,
+            self.max_question_bytes,
+            LABEL_BYTES,
+            self.on_bad_row,
+        )
+
+    def instruction(self) -> str:
+        return (
+            "You are solving a mathematical problem. Answer with the result alone: a number or expression, without "
+            "units or words, decimals without zeros at the end, fractions in lowest terms. After a wrong answer you may try again for half of the points."
+        )
+
+    @cached_property
+    def _text(self) -> dict[str, int]:
+        """Phrases and their ids: the line after a wrong and a right answer, then the questions of both splits."""
+        texts = ["Your answer is incorrect. Think again.\n", "Your answer is correct.\n"]
+        texts += [row.question + "\n" for rows in self._questions.values() for row in rows]
+        return {text: i for i, text in enumerate(dict.fromkeys(texts))}
+
+    def phrases(self) -> Sequence[str]:
+        return list(self._text)
+
+    # -- pure functions ------------------------------------------------------------------------------------
+    def init_params(self, key: Array, split: str = "train") -> MetaMathQAParams:
+        """Takes the questions of `split`; level i is row i, over again where rows run out."""
+        rows = self._questions[split]
+        answers = [normalised(row.answer).encode() for row in rows]
+        label = np.zeros((len(rows), LABEL_BYTES), np.uint8)
+        for line, answer in zip(label, answers, strict=True):
+            line[: len(answer)] = np.frombuffer(answer, np.uint8)
+        length = np.asarray([len(a) for a in answers], np.int32)
+        phrase = np.asarray([self._text[row.question + "\n"] for row in rows], np.int32)
+        at = np.arange(self.num_levels) % len(rows)
+        labels, lengths = jnp.asarray(label[at]), jnp.asarray(length[at])
+        return MetaMathQAParams(
+            phrase=jnp.asarray(phrase[at]),
+            label=labels,
+            label_length=lengths,
+            number=_read_numbers(labels, lengths),
+        )
+
+    def level(self, index: Int[Array, ""], params: MetaMathQAParams) -> MetaMathQAState:
+        zero = jnp.zeros((), jnp.int32)
+        return MetaMathQAState(level=jnp.asarray(index, jnp.int32), tries=zero, outcome=zero)
+
+    def observe(self, state: MetaMathQAState, params: MetaMathQAParams) -> Int[Array, " F"]:
+        first = jnp.where(state.outcome == UNANSWERED, params.phrase[state.level], state.outcome - WRONG)
+        return first.astype(jnp.int32)[None]
+
+    def parse(
+        self, span: Span, state: MetaMathQAState, params: MetaMathQAParams
+    ) -> tuple[Span, Bool[Array, ""]]:
+        return span, span.length > 0
+
+    def transition(
+        self, key: Array, state: MetaMathQAState, action: Span, params: MetaMathQAParams
+    ) -> Transition:
+        level = state.level
+        too_long = action.length > self.answer_bytes
+        right = same_text(action, params.label[level], params.label_length[level])
+        digits = jnp.zeros((), bool)
+        if self.answer_check == "numeric":
+            said = read_number(action.data, action.length)
+            right |= same_number(said, jax.tree.map(lambda x: x[level], params.number))
+            digits = said.overflow & ~right
+        right &= ~too_long
+        reward = jnp.where(right, jnp.exp2(-state.tries.astype(jnp.float32)), 0.0).astype(jnp.float32)
+        metrics = [state.tries, too_long | digits]
+        return Transition(
+            state=MetaMathQAState(
+                level=level,
+                tries=state.tries + 1,
+                outcome=jnp.where(right, RIGHT, WRONG).astype(jnp.int32),
+            ),
+            reward=reward,
+            terminated=right,
+            success=right,
+            valid=action.length > 0,
+            effective=right,
+            metrics=jnp.stack([jnp.asarray(m, jnp.float32) for m in metrics]),
+        )
+
+
+def same_text(span: Span, label: UInt8[Array, " W"], label_length: Int[Array, ""]) -> Bool[Array, ""]:
+    """Whether the span without whitespace and in lower case (ASCII) is `label[:label_length]`."""
+    size = label.shape[0]
+    kept = ~is_space(span.data) & (jnp.arange(span.data.shape[0], dtype=jnp.int32) < span.length)
+    count = jnp.cumsum(kept, dtype=jnp.int32)
+    packed = (
+        jnp.zeros((size,), jnp.uint8).at[jnp.where(kept, count - 1, size)].set(lower(span.data), mode="drop")
+    )
+    return (count[-1] == label_length) & jnp.all(packed == label)
