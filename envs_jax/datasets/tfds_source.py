@@ -1,11 +1,13 @@
 """Prepared tensorflow-datasets, read back as plain Python without TensorFlow.
 
-`tfds.data_source` gives random access to array_record files; it needs the array-record package and no TensorFlow.
+`as_data_source` gives random access to array_record files; it needs the array-record package and no TensorFlow.
+tensorflow-datasets brings that package along on Linux alone; without it there is an error that says so.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from envs_jax.errors import ConfigError
@@ -19,6 +21,10 @@ BUILDERS = {
 
 def builder(name: str, data_dir: str | None) -> Any:
     """The builder of data set `name`, with array_record as its file format."""
+    if importlib.util.find_spec("array_record") is None:
+        raise ConfigError(
+            "dataset", f"tfds/{name}", "tables are array_record files: pip install array-record"
+        )
     module, _, cls = BUILDERS[name].partition(":")
     return getattr(importlib.import_module(module), cls)(data_dir=data_dir, file_format="array_record")
 

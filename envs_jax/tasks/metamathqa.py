@@ -122,7 +122,8 @@ class MetaMathQA(Environment):
     def instruction(self) -> str:
         return (
             "You are solving a mathematical problem. Answer with the result alone: a number or expression, without "
-            "units or words, decimals without zeros at the end, fractions in lowest terms. After a wrong answer you may try again for half of the points."
+            "units or words, decimals without zeros at the end, fractions in lowest terms. After a wrong answer you "
+            "may try again for half of the points."
         )
 
     @cached_property

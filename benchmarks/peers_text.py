@@ -1,0 +1,135 @@
+"""Answers to the tasks of numbers, and the Python loops that judge them, for the table in environments.py.
+
+Each peer is `(run, steps)`: a call of `run` judges `steps` answers, one after another.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.core import Span
+from envs_jax.tasks.countdown import Countdown
+from envs_jax.tasks.metamathqa import MetaMathQA
+
+Peer = tuple[Callable[[], None], int]
+
+
+def spans(texts: Sequence[str], width: int) -> Span:
+    """Actions of the tasks whose answer is text, with leading axis len(texts)."""
+    data, length = np.zeros((len(texts), width), np.uint8), np.zeros(len(texts), np.int32)
+    for row, text in enumerate(texts):
+        raw = text.encode()
+        data[row, : len(raw)], length[row] = np.frombuffer(raw, np.uint8), len(raw)
+    return Span(jnp.asarray(data), jnp.asarray(length))
+
+
+# -- Countdown ----------------------------------------------------------------------------------------------
+def countdown_answers(count: int) -> tuple[Countdown, Any, list[str]]:
+    """An environment of `count` levels, its parameters, and an answer a level: right ones and others in turn."""
+    env = Countdown(num_levels=count)
+    params = env.init_params(jax.random.key(0))
+    texts = []
+    for index, (numbers, target) in enumerate(_instances(params)):
+        signs = next(
+            s
+            for s in itertools.product((1, -1), repeat=len(numbers))
+            if sum(a * b for a, b in zip(s, numbers, strict=True)) == target
+        )
+        right = " ".join(f"{'+' if s > 0 else '-'} {n}" for s, n in zip(signs, numbers, strict=True))
+        first, *others = numbers
+        texts.append((right, f"({first} + {' * '.join(map(str, others))})", str(numbers))[index % 3])
+    return env, params, texts
+
+
+def _instances(params: Any) -> list[tuple[list[int], int]]:
+    numbers, count, target = jax.device_get((params.numbers, params.count, params.target))
+    return [(n[:c].tolist(), int(t)) for n, c, t in zip(numbers, count, target, strict=True)]
+
+
+def countdown_python(count: int = 256) -> Peer:
+    """The rules of envs_jax in plain Python: numbers by a regular expression, value by `ast` with fractions."""
+    _, params, texts = countdown_answers(count)
+    cases = list(zip(texts, _instances(params), strict=True))
+
+    def value(node: ast.AST) -> Fraction:
+        match node:
+            case ast.Constant(int(number)):
+                return Fraction(number)
+            case ast.UnaryOp(op, operand):
+                return -value(operand) if isinstance(op, ast.USub) else value(operand)
+            case ast.BinOp(left, op, right):
+                a, b = value(left), value(right)
+                match op:
+                    case ast.Add():
+                        return a + b
+                    case ast.Sub():
+                        return a - b
+                    case ast.Mult():
+                        return a * b
+                    case ast.Div():
+                        return a / b
+        raise ValueError(node)
+
+    def run() -> None:
+        for text, (numbers, target) in cases:
+            if sorted(map(int, re.findall("[0-9]+", text))) == sorted(numbers):
+                with contextlib.suppress(SyntaxError, ValueError, ZeroDivisionError):
+                    _ = value(ast.parse(text, mode="eval").body) == target
+
+    return run, count
+
+
+def countdown_reasoning_gym(count: int = 64) -> Peer | None:
+    """reasoning-gym's own judge of the same answers; None where it is not installed."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        return None
+    import reasoning_gym
+
+    data = reasoning_gym.create_dataset("countdown", size=1, seed=0)
+    _, params, texts = countdown_answers(count)
+    cases = [
+        (text, {"answer": "", "metadata": {"numbers": numbers, "target": target}})
+        for text, (numbers, target) in zip(texts, _instances(params), strict=True)
+    ]
+
+    def run() -> None:
+        for text, entry in cases:
+            data.score_answer(text, entry)
+
+    return run, count
+
+
+# -- MetaMathQA ---------------------------------------------------------------------------------------------
+def metamathqa_answers(count: int, answer_check: str = "string") -> tuple[MetaMathQA, Any, list[str]]:
+    """An environment of `count` levels, its parameters, and an answer a level: right ones and others in turn."""
+    env = MetaMathQA(num_levels=count, answer_check=answer_check)
+    params = env.init_params(jax.random.key(0))
+    labels, lengths = jax.device_get((params.label, params.label_length))
+    right = [bytes(row[:length]).decode() for row, length in zip(labels, lengths, strict=True)]
+    return env, params, [(text, f"\\boxed{{{text}}}", text + "1")[i % 3] for i, text in enumerate(right)]
+
+
+def metamathqa_python(count: int = 256) -> Peer:
+    """The published check in plain Python: lower case, no whitespace, equality."""
+    _, params, texts = metamathqa_answers(count)
+    labels, lengths = jax.device_get((params.label, params.label_length))
+    cases = [
+        (text, bytes(row[:length]).decode()) for text, row, length in zip(texts, labels, lengths, strict=True)
+    ]
+
+    def run() -> None:
+        for text, label in cases:
+            _ = re.sub(r"\s+", "", text.lower()) == re.sub(r"\s+", "", label.lower())
+
+    return run, count
