@@ -18,6 +18,7 @@ from envs_jax.games.rubiks_cube import RubiksCube
 from envs_jax.games.sokoban import Sokoban
 from envs_jax.games.sudoku import Sudoku
 from envs_jax.tasks.countdown import Countdown
+from envs_jax.tasks.deepcoder.env import DeepCoder
 from envs_jax.tasks.metamathqa import MetaMathQA
 from envs_jax.tasks.search_qa import SearchQA
 from envs_jax.tasks.webshop import WebShop
@@ -231,5 +232,18 @@ register(
         WebShop,
         {"num_products": 4000},
         {"max_turns": 15, "max_actions_per_turn": 1, "max_actions_per_traj": 15, "length_hint": 200},
+    ),
+)
+register(
+    "DeepCoder",
+    EnvSpec(
+        DeepCoder,
+        turn={
+            "max_turns": 1,
+            "max_actions_per_turn": 1,
+            "max_actions_per_traj": 1,
+            "max_response_tokens": 1024,
+            "length_hint": 800,
+        },
     ),
 )

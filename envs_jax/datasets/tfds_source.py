@@ -15,6 +15,7 @@ from envs_jax.errors import ConfigError
 BUILDERS = {
     "metamathqa": "envs_jax.datasets.metamathqa_tfds:MetaMathQA",
     "countdown": "envs_jax.datasets.countdown_tfds:CountdownTasks",
+    "deepcoder": "envs_jax.datasets.deepcoder_tfds:DeepCoder",
 }
 
 

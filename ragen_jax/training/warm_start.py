@@ -109,6 +109,22 @@ def play(
     return _packed(rows, masks, np.asarray(state.success))
 
 
+def merge_dialogues(dialogues: list[Dialogues]) -> Dialogues:
+    """All dialogues in one table, as long as the longest."""
+    if len(dialogues) == 1:
+        return dialogues[0]
+    longest = max(d.tokens.shape[1] for d in dialogues)
+
+    def wide(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, ((0, 0), (0, longest - x.shape[1])))
+
+    return Dialogues(
+        np.concatenate([wide(d.tokens) for d in dialogues]),
+        np.concatenate([wide(d.sampled) for d in dialogues]),
+        np.concatenate([d.success for d in dialogues]),
+    )
+
+
 @partial(jax.jit, static_argnames=("cfg", "optimiser", "valid_vocab"), donate_argnums=(0, 1))
 def _sft_step(
     params: Params,
