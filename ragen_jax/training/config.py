@@ -33,9 +33,8 @@ class EnvConfig:
 
     tag: str = "CoordSokoban"  # a tag of `ragen-jax envs list`
     tags: tuple[str, ...] | None = None  # several tags in one batch, in place of `tag`
-    n_groups: tuple[int, ...] | None = (
-        None  # groups of each of `tags`, `rollout.env_groups` in all; null: equal shares
-    )
+    # groups of each of `tags`, together `rollout.env_groups`; null: equal shares
+    n_groups: tuple[int, ...] | None = None
     by_tag: dict[str, Any] = field(default_factory=dict)  # fields of single tags: {FrozenLake: {p: 0.8}}
     chat: str | None = None  # chatml, llama3 or plain; null: what the tokenizer has the tokens for
     seed: int = 10_000  # of the training level pool; the evaluation pool has keys of its own
@@ -214,8 +213,8 @@ class WarmStartSection:
 
     steps: int = 0  # optimiser steps on whole dialogues; 0: no warm start
     batch_size: int = 128  # dialogues a step
-    reading_steps: int = 0  # steps before these: first observations, and what the teacher sees in them
-    reading_batch_size: int = 128  # first observations a step
+    reading_steps: int = 0  # steps before these: single states, and what the teacher sees in them
+    reading_batch_size: int = 128  # states a step
     lr: float = 2e-3  # peak of AdamW's learning rate
     skill: float = 0.5  # how often the teacher's move is the best one; its words are always true
     demonstrations: int = 16_384  # dialogues to draw once, and to cycle through

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from envs_jax.errors import ConfigError
+from envs_jax.turn import TurnState
 from ragen_jax.estimators import REGIME_NAMES, UNKNOWN, regime, regime_thresholds
 from ragen_jax.models import Params
 from ragen_jax.rl import init_state
@@ -135,39 +136,40 @@ def _prepare(setup: Setup) -> _Preparation:
         return _Preparation(found, [])
 
     key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 0)
+    lessons = [_lessons(setup, part, key) for part in setup.parts]
     phases = [
         Phase(
-            merge_dialogues([_demonstrate(setup, p, key) for p in setup.parts]),
-            section.steps,
-            section.batch_size,
-        )
+            merge_dialogues([read for read, _ in lessons]), section.reading_steps, section.reading_batch_size
+        ),
+        Phase(merge_dialogues([played for _, played in lessons]), section.steps, section.batch_size),
     ]
-    if section.reading_steps:
-        seen = merge_dialogues([_read(setup, part, key) for part in setup.parts])
-        phases.insert(0, Phase(seen, section.reading_steps, section.reading_batch_size))
     return _Preparation(found, phases)
 
 
-def _lesson_levels(setup: Setup, part: Part) -> jax.Array:
-    """Levels of the teacher's dialogues in one environment: its share of the groups, of all demonstrations."""
-    count = max(1, setup.config.warm_start.demonstrations * part.groups // setup.config.rollout.env_groups)
-    return jnp.arange(count) % part.env.num_levels
+def _lessons(setup: Setup, part: Part, key: jax.Array) -> tuple[Dialogues, Dialogues]:
+    """What the teacher sees in the states that it meets, each read by itself, and its dialogues, in one environment.
 
+    Without reading steps its dialogues twice. The environment's share of all demonstrations is that of its groups.
+    """
+    section = setup.config.warm_start
+    met: list[TurnState] = []
 
-def _demonstrate(setup: Setup, part: Part, key: jax.Array) -> Dialogues:
-    skill = setup.config.warm_start.skill
+    def speak(states: TurnState, key: jax.Array) -> list[str]:
+        met.append(states)
+        return demonstrations(part.env, part.train, states, key, section.skill)
 
-    def speak(states: Any, key: jax.Array) -> list[str]:
-        return demonstrations(part.env, part.train, states, key, skill)
-
-    return play(part.env, part.train, setup.tokenizer, speak, _lesson_levels(setup, part), key)
-
-
-def _read(setup: Setup, part: Part, key: jax.Array) -> Dialogues:
-    def see(states: Any, key: jax.Array) -> list[str]:
+    def see(states: TurnState, key: jax.Array) -> list[str]:
         return descriptions(part.env, part.train, states, key)
 
-    return read_aloud(part.env, part.train, setup.tokenizer, see, _lesson_levels(setup, part), key)
+    count = max(1, section.demonstrations * part.groups // setup.config.rollout.env_groups)
+    world = part.env, part.train, setup.tokenizer
+    played = play(*world, speak, jnp.arange(count) % part.env.num_levels, key)
+    if not section.reading_steps:
+        return played, played
+    states = jax.tree.map(lambda *turns: np.concatenate(turns), *met)
+    live = ~(states.terminated | states.truncated)
+    states = jax.tree.map(lambda x: x[live], states)
+    return read_aloud(*world, see, states, key), played
 
 
 def _warm_start(setup: Setup, phases: list[Phase], progress: Progress) -> tuple[Params, float]:
