@@ -245,7 +245,9 @@ def _run(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams
     return jax.device_get(program(env, *inputs, params))
 
 
-def _check_program(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams, fail: Any) -> None:
+def _check_program(
+    program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams, fail: Any
+) -> None:
     """Traces the program: rules jit, scan, keys and constants."""
     try:
         traced = program.trace(env, *inputs, params)
