@@ -267,6 +267,8 @@ class Pool:
             body = said[5:]
             whole = len(said) >= 5 and len(body) == struct.unpack("<I", said[1:5])[0]
             results = json.loads(body) if whole else []
+            if not whole and self._zygote is not None and self._zygote.poll() is not None:
+                raise SandboxError("the sandbox's process has gone")
             outcomes = [Outcome(r["status"], r["text"]) for r in results]
             found[state.index] = outcomes + [_LOST] * (count - len(outcomes))
             return
