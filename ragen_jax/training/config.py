@@ -32,9 +32,8 @@ class EnvConfig:
 
     tag: str = "CoordSokoban"  # a tag of `ragen-jax envs list`
     tags: tuple[str, ...] | None = None  # several tags in one batch, in place of `tag`
-    n_groups: tuple[int, ...] | None = (
-        None  # groups of each of `tags`, `rollout.env_groups` in all; null: equal shares
-    )
+    # groups of each of `tags`, `rollout.env_groups` in all; null: equal shares
+    n_groups: tuple[int, ...] | None = None
     by_tag: dict[str, Any] = field(default_factory=dict)  # fields of single tags: {FrozenLake: {p: 0.8}}
     chat: str | None = None  # chatml, llama3 or plain; null: what the tokenizer has the tokens for
     seed: int = 10_000  # of the training level pool; the evaluation pool has keys of its own
