@@ -33,7 +33,7 @@ class EnvConfig:
 
     tag: str = "CoordSokoban"  # a tag of `ragen-jax envs list`
     tags: tuple[str, ...] | None = None  # several tags in one batch, in place of `tag`
-    # groups of each of `tags`, together `rollout.env_groups`; null: equal shares
+    # groups of each of `tags`, `rollout.env_groups` in all; null: equal shares
     n_groups: tuple[int, ...] | None = None
     by_tag: dict[str, Any] = field(default_factory=dict)  # fields of single tags: {FrozenLake: {p: 0.8}}
     chat: str | None = None  # chatml, llama3 or plain; null: what the tokenizer has the tokens for

@@ -162,7 +162,9 @@ def test_families_ask_what_they_say() -> None:
             tests = generator._tests(family, k)
             for arguments, result in tests:
                 assert ORACLES[family.name](k, *arguments) == result, (family.name, k, arguments)
-            assert len({repr(result) for _, result in tests}) > 1, "one constant answer must not pass"
+            assert len(tests) == generator.TESTS
+            most = max(sum(repr(r) == repr(result) for _, r in tests) for _, result in tests)
+            assert most <= generator.TESTS // 2, "a constant answer passes no more than half"
 
 
 def test_problems_of_the_splits_are_apart() -> None:

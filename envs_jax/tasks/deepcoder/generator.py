@@ -7,6 +7,7 @@ solutions are this module's own sources; what they return is what the tests expe
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from envs_jax.tasks.deepcoder.problems import Case, Problem
 from envs_jax.tasks.deepcoder.sandbox.pool import CallTest, StdinTest
 
 TESTS = 6
+CANDIDATES = 60
 HELD_OUT = 5  # one parameter in so many is kept for evaluation, in both forms
 _WORDS = "amber birch cedar delta ember fjord grove hazel inlet jolly koala lemon maple nylon otter piano quartz rover"
 
@@ -285,28 +287,43 @@ def _function(family: Family, k: Any) -> str:
 
 @functools.cache
 def _tests(family: Family, k: Any) -> tuple[tuple[tuple[Any, ...], Any], ...]:
-    """Arguments and results, all different in their arguments."""
+    """Arguments and results, all different in their arguments, and as different in their results as can be had.
+
+    Of `CANDIDATES` draws one is taken for each result in turn, so that no constant answer passes more than its share.
+    """
     space: dict[str, Any] = {}
     exec(_function(family, k), space)  # this module's own source
     rng = random.Random(f"{family.name} {k}")
-    drawn: dict[str, tuple[Any, ...]] = {}
-    while len(drawn) < TESTS:
-        arguments = family.draw(rng, k)
-        drawn.setdefault(repr(arguments), arguments)
-    return tuple((a, space[family.name](*a)) for a in drawn.values())
+    drawn = {repr(arguments): arguments for arguments in (family.draw(rng, k) for _ in range(CANDIDATES))}
+    by_result: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
+    for arguments in drawn.values():
+        result = space[family.name](*arguments)
+        by_result.setdefault(repr(result), []).append((arguments, result))
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*by_result.values()))
+    return tuple(itertools.islice((test for test in in_turn if test is not None), TESTS))
+
+
+def _example(family: Family, tests: Sequence[tuple[tuple[Any, ...], Any]]) -> tuple[tuple[Any, ...], Any]:
+    """The first test without an empty line in its input or output."""
+
+    def lines(test: tuple[tuple[Any, ...], Any]) -> list[str]:
+        kinds = [*(kind for _, kind in family.arguments), family.result]
+        return [_line(kind, value) for kind, value in zip(kinds, [*test[0], test[1]], strict=True)]
+
+    return next(test for test in tests if all(line.strip() for line in lines(test)))
 
 
 def _problem(family: Family, k: Any, form: str) -> Problem:
     task, tests = family.task.replace("{k}", str(k)), _tests(family, k)
-    function = _function(family, k)
+    function, example = _function(family, k), _example(family, tests)
     kinds = [kind for _, kind in family.arguments]
     if form == "function":
         given = " and ".join(f"{name}, {_GIVEN[kind]}" for name, kind in family.arguments)
-        shown = ", ".join(map(repr, tests[0][0]))
+        shown = ", ".join(map(repr, example[0]))
         statement = (
             f"Write a Python function {family.name}({', '.join(n for n, _ in family.arguments)}) of {given}.\n"
             f"It returns {task}.\nThe result is {_RETURN[family.result]}.\n"
-            f"Example: {family.name}({shown}) returns {tests[0][1]!r}.\n"
+            f"Example: {family.name}({shown}) returns {example[1]!r}.\n"
         )
         cases = tuple(Case(CallTest(family.name, arguments), result) for arguments, result in tests)
         solution = function
@@ -322,7 +339,7 @@ def _problem(family: Family, k: Any, form: str) -> Problem:
         statement = (
             f"Write a Python program that reads its input and prints {task}.\n{lines}\n"
             f"It prints {_PRINT[family.result]}.\n"
-            f"Example input:\n{read(tests[0][0])}Example output:\n{_line(family.result, tests[0][1])}\n"
+            f"Example input:\n{read(example[0])}Example output:\n{_line(family.result, example[1])}\n"
         )
         cases = tuple(Case(StdinTest(read(a)), _line(family.result, r) + "\n") for a, r in tests)
         inputs = ", ".join(_READ[kind] for kind in kinds)

@@ -53,6 +53,7 @@ def read_frame(channel: socket.socket) -> bytes:
 
 def serve(channel: socket.socket, job: dict[str, Any]) -> None:
     """Runs the tests of `job` and sends their results. The caller ends this process when it takes too long."""
+    seccomp.prctl(_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     limits = job["limits"]
     null = os.open("/dev/null", os.O_RDWR)
     deadline = time.monotonic() + limits["total_seconds"]

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from envs_jax.errors import ConfigError
-from envs_jax.tasks.deepcoder.sandbox import seccomp, values, zygote
+from envs_jax.tasks.deepcoder.sandbox import jail, seccomp, values, zygote
 
 BACKENDS = ("namespaces", "bwrap", "rlimit")
 ATTEMPTS = 3  # to set a sandbox up, when the kernel has no room for the moment
@@ -136,6 +136,7 @@ class Pool:
     def __init__(self, limits: Limits, backend: str, workers: int) -> None:
         self.limits, self.backend, self.workers = limits, backend, workers
         self.filter = seccomp.supported()
+        self.user = False  # whether programs have a user namespace; `check` finds out
         self.library = True  # whether programs can read the standard library; `check` finds out
         self._lock = threading.Lock()
         self._bwrap = shutil.which("bwrap")
@@ -149,7 +150,7 @@ class Pool:
     def description(self) -> str:
         """One sentence for people: which walls are in force."""
         walls = {
-            "namespaces": "user, mount, network, pid and ipc namespaces",
+            "namespaces": f"{'user, ' if self.user else ''}mount, network, pid and ipc namespaces",
             "bwrap": "bubblewrap's namespaces",
             "rlimit": "NO namespaces: programs can read this machine's files",
         }[self.backend]
@@ -266,6 +267,8 @@ class Pool:
             body = said[5:]
             whole = len(said) >= 5 and len(body) == struct.unpack("<I", said[1:5])[0]
             results = json.loads(body) if whole else []
+            if not whole and self._zygote is not None and self._zygote.poll() is not None:
+                raise SandboxError("the sandbox's process has gone")
             outcomes = [Outcome(r["status"], r["text"]) for r in results]
             found[state.index] = outcomes + [_LOST] * (count - len(outcomes))
             return
@@ -309,7 +312,7 @@ def probe(secret):
         import colorsys
     except ImportError:
         done.append(NO_LIBRARY)
-    return done
+    return done, os.getuid()
 """.replace("NO_LIBRARY", repr(_NO_LIBRARY))
 
 
@@ -318,7 +321,8 @@ def check(pool: Pool) -> None:
     outcome = pool.run([Job(_PROBE, (CallTest("probe", (str(Path(__file__).resolve()),)),))])[0][0]
     if outcome.status != "ok":
         raise SandboxError(f"a harmless program failed: {outcome.status} {outcome.text}")
-    managed = values.loads(outcome.text)
+    managed, user = values.loads(outcome.text)
+    pool.user = user == jail.INSIDE
     pool.library = _NO_LIBRARY not in managed
     if pool.backend != "rlimit" and (managed or not pool.library):
         raise SandboxError(f"a program could {', '.join(managed)}")

@@ -98,7 +98,6 @@ def _rlimit(channel: socket.socket, job: dict[str, Any]) -> None:
         if pid == 0:
             try:
                 os.chdir(folder)
-                seccomp.prctl(1, signal.SIGKILL)
                 seccomp.prctl(36, 1)  # orphans of the program become this process's children
                 jail.drop_user(job["user"])
                 inner.serve(channel, job)
