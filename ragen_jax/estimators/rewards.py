@@ -92,7 +92,11 @@ def reward_variance_stats(
     Raises:
         ValueError: as `reward_variance`.
     """
-    spread = reward_variance(rewards, tol=tol)
+    return spread_stats(reward_variance(rewards, tol=tol))
+
+
+def spread_stats(spread: Float[Array, " P"]) -> dict[str, Float[Array, ""]]:
+    """`reward_variance_stats` of spreads that are known already, as of groups of different sizes."""
     known = ~jnp.isnan(spread)
     count = known.sum()
     denominator = jnp.where(count > 0, count, 1)

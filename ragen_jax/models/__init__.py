@@ -2,7 +2,7 @@
 
 from ragen_jax.models.config import Llama3Rope, ModelConfig, WeightSpec, weight_specs
 from ragen_jax.models.errors import ModelFileError
-from ragen_jax.models.hf import save_pretrained
+from ragen_jax.models.export import save_adapter, save_pretrained
 from ragen_jax.models.hub import pull
 from ragen_jax.models.load import load_model
 from ragen_jax.models.lora import LoraConfig, init_lora, merge
@@ -45,6 +45,7 @@ __all__ = [
     "pull",
     "rms_norm",
     "rope_angles",
+    "save_adapter",
     "save_pretrained",
     "unembedding",
     "unstack",

@@ -22,6 +22,8 @@ class ModelConfig:
     """A decoder of the Llama and Qwen2 family. Field names are those of a Hugging Face config.json.
 
     `dtype` is the compute dtype; parameters, norms, rotary angles, softmax and log-probs are always float32.
+    `attention` is how the training forward attends: "xla", or "cudnn", the fused kernel of NVIDIA GPUs, which
+    needs bfloat16; on other backends "cudnn" computes what "xla" does.
     Raises ValueError, naming the field, when the numbers do not fit each other.
     """
 
@@ -39,6 +41,7 @@ class ModelConfig:
     attention_bias: bool = False  # on q, k and v (Qwen2)
     max_position_embeddings: int = 4096
     dtype: str = "float32"
+    attention: str = "xla"
 
     def __post_init__(self) -> None:
         for name in (
@@ -63,6 +66,16 @@ class ModelConfig:
             raise ValueError(f"model.head_dim is {self.head_dim}; rotary embeddings need an even number")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"model.dtype is {self.dtype!r}; use 'float32' or 'bfloat16'")
+        if self.attention not in ("xla", "cudnn"):
+            raise ValueError(f"model.attention is {self.attention!r}; use 'xla' or 'cudnn'")
+        if self.attention == "cudnn" and self.dtype != "bfloat16":
+            raise ValueError(
+                f"model.attention is 'cudnn', which needs model.dtype bfloat16, not {self.dtype}"
+            )
+        if self.attention == "cudnn" and (self.head_dim % 8 or self.head_dim > 128):
+            raise ValueError(
+                f"model.attention is 'cudnn', which needs heads of a multiple of 8 up to 128, not {self.head_dim}"
+            )
 
     @property
     def compute_dtype(self) -> jnp.dtype:

@@ -14,9 +14,10 @@ import numpy as np
 from ragen_jax.gguf_file import GGUFFile
 from ragen_jax.models.config import ModelConfig, weight_specs
 from ragen_jax.models.errors import ModelFileError
-from ragen_jax.models.hf import read_folder, save_pretrained
+from ragen_jax.models.export import save_pretrained
+from ragen_jax.models.hf import read_folder
 from ragen_jax.models.hub import cache_dir
-from ragen_jax.models.weights import Index, assemble, check_shapes
+from ragen_jax.models.weights import Index, Shardings, assemble, check_shapes
 from ragen_jax.tokenizers import BPETokenizer, TokenizerError
 
 ARCHITECTURES = ("llama", "qwen2")
@@ -68,7 +69,7 @@ def cached_folder(path: Path) -> Path:
 
 
 def read_gguf(
-    path: str | Path, *, dtype: str = "float32", shardings: Any = None, cache: bool = True
+    path: str | Path, *, dtype: str = "float32", shardings: Shardings = None, cache: bool = True
 ) -> tuple[ModelConfig, dict[str, Any], BPETokenizer | None]:
     """Configuration, dequantised float32 parameters and tokenizer (None without one; an unknown kind warns).
 

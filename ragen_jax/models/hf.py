@@ -1,27 +1,22 @@
-"""Hugging Face model folders: config.json and safetensors files, read slice by slice, and written."""
+"""Hugging Face model folders: config.json and safetensors files, read slice by slice."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from ragen_jax.models.config import Llama3Rope, ModelConfig
 from ragen_jax.models.errors import ModelFileError
-from ragen_jax.models.weights import Index, assemble, check_shapes, named_tensors
+from ragen_jax.models.weights import Index, Shardings, assemble, check_shapes
 from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SHARD_BYTES = 4 * 1024**3
 
 
 # -- configuration -------------------------------------------------------------------------------------------
@@ -31,7 +26,7 @@ def read_config(folder: str | Path, *, dtype: str = "float32") -> ModelConfig:
     Raises ModelFileError for another architecture and for options that would change the network's output.
     """
     path = Path(folder) / "config.json"
-    content = _read_json(path)
+    content = read_json(path)
     architectures = content.get("architectures") or [None]
     if architectures[0] not in ARCHITECTURES:
         raise ModelFileError(f"{path}: architecture {architectures[0]}; known are {', '.join(ARCHITECTURES)}")
@@ -41,10 +36,15 @@ def read_config(folder: str | Path, *, dtype: str = "float32") -> ModelConfig:
         ("mlp_bias", (False,)),
         ("use_sliding_window", (False,)),
         ("quantization_config", (None,)),
+        ("partial_rotary_factor", (None, 1, 1.0)),
         *(() if qwen else (("attention_bias", (False,)),)),
     ):
         if content.get(name, allowed[0]) not in allowed:
-            raise ModelFileError(f"{path}: {name} is {content[name]!r}; this release supports {allowed[0]!r}")
+            raise ModelFileError(
+                f"{path}: {name} is {content[name]!r}; this release supports {allowed[-1]!r}"
+            )
+    if other := set(content.get("layer_types") or ()) - {"full_attention"}:
+        raise ModelFileError(f"{path}: layers of {min(other)!r}; this release supports 'full_attention'")
     try:
         theta, scaling = _rope(content, path)
         return ModelConfig(
@@ -121,7 +121,7 @@ def config_dict(cfg: ModelConfig, tokenizer: BPETokenizer | SmallTokenizer | Non
 
 # -- reading -------------------------------------------------------------------------------------------------
 def read_folder(
-    folder: str | Path, *, dtype: str = "float32", shardings: Any = None
+    folder: str | Path, *, dtype: str = "float32", shardings: Shardings = None
 ) -> tuple[ModelConfig, dict[str, Any]]:
     """Configuration and float32 parameters of a model folder.
 
@@ -147,19 +147,19 @@ def _open_tensors(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Handles of all stored tensors by name; nothing is read yet."""
     index = folder / INDEX
     if index.exists():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelFileError(f"{index}: has no weight_map; get the model's files again")
-        files = sorted(set(weight_map.values()))
+        files = sorted({file if isinstance(file, str) else repr(file) for file in weight_map.values()})
     elif (folder / SINGLE).exists():
         weight_map, files = {}, [SINGLE]
     else:
         other = " (files of pickles are never loaded)" if list(folder.glob("*.bin")) else ""
         raise ModelFileError(f"{folder}: holds neither {SINGLE} nor {INDEX}{other}")
     for file in files:
-        if Path(file).name != file:
+        if Path(file).name != file or file == "..":
             raise ModelFileError(f"{index}: names {file!r}, which is not a file of this folder")
-        if not (folder / file).exists():
+        if not (folder / file).is_file():
             raise ModelFileError(f"{folder / file}: missing, though {INDEX} names it; get this shard")
     tensors: dict[str, Any] = {}
     for file in files:
@@ -177,67 +177,8 @@ def _open_tensors(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     return tensors
 
 
-# -- writing -------------------------------------------------------------------------------------------------
-def save_pretrained(
-    params: dict[str, Any],
-    cfg: ModelConfig,
-    folder: str | Path,
-    tokenizer: BPETokenizer | SmallTokenizer | None = None,
-    *,
-    shard_bytes: int = SHARD_BYTES,
-) -> Path:
-    """Writes a folder that `transformers` and `read_folder` load: float32 weights, config.json, tokenizer.
-
-    The folder appears when it is complete; it must not exist or be empty (ModelFileError). Parameters must be
-    addressable from this process. Merge adapters first.
-    """
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ModelFileError(f"{folder}: already there and not empty; choose another folder or delete it")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    try:
-        _write_tensors(named_tensors(params, cfg), partial, shard_bytes)
-        if tokenizer is not None:
-            tokenizer.save(partial)
-        (partial / "config.json").write_text(json.dumps(config_dict(cfg, tokenizer), indent=2) + "\n")
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
-
-
-def _write_tensors(tensors: Iterable[tuple[str, np.ndarray]], folder: Path, shard_bytes: int) -> None:
-    shards: list[list[str]] = []
-    pending: dict[str, np.ndarray] = {}
-
-    def flush() -> None:
-        shards.append(list(pending))
-        save_file(pending, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
-        pending.clear()
-
-    total = 0
-    for name, value in tensors:
-        if pending and sum(v.nbytes for v in pending.values()) + value.nbytes > shard_bytes:
-            flush()
-        pending[name] = value
-        total += value.nbytes
-    flush()
-    if len(shards) == 1:
-        os.replace(folder / "shard-1", folder / SINGLE)
-        return
-    weight_map: dict[str, str] = {}
-    for i, names in enumerate(shards, 1):
-        file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        os.replace(folder / f"shard-{i}", folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    content = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder. Raises ModelFileError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -158,11 +158,14 @@ def forward(
     """
     x = params["embed"]["weight"].astype(cfg.compute_dtype)[tokens]
     cos, sin = rope_angles(cfg, jnp.arange(tokens.shape[1]))
+    fused = cfg.attention == "cudnn" and jax.default_backend() == "gpu"
+    attention: Literal["cudnn", "xla"] = "cudnn" if fused else "xla"
 
     def body(x: Array, layer: dict[str, Array]) -> tuple[Array, None]:
         b = block(cfg, layer)
         q, k, v = b.project(x, cos, sin)
-        return b.finish(x, jax.nn.dot_product_attention(q, k, v, is_causal=True)), None
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=attention)
+        return b.finish(x, out), None
 
     x, _ = jax.lax.scan(_rematerialised(body, remat), x, params["layers"])
     return rms_norm(x, params["norm"]["weight"], cfg.rms_norm_eps)

@@ -87,6 +87,8 @@ class ModelSection:
     intermediate_size: int = 384  # width of the feed-forward layer
     rope_theta: float = 10_000.0  # base of the rotary embedding
     dtype: str = "float32"  # float32 or bfloat16, for computing; masters are float32
+    # attention in training: xla, or cudnn, the fused kernel of NVIDIA GPUs (bfloat16; elsewhere the same as xla)
+    attention: Literal["xla", "cudnn"] = "xla"
     lora: LoraConfig | None = None  # adapters in place of full weights (see below); null: none
 
 

@@ -1,4 +1,4 @@
-"""A policy to look at: from a run's checkpoint or from a model file, with the environment that it is put in."""
+"""A policy to look at: from a run's checkpoint or from a model file, with or without an environment around it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from ragen_jax.models import Params
-from ragen_jax.rl import init_state
+from ragen_jax.models import LoraConfig, ModelConfig, Params, load_model
+from ragen_jax.models.load import locate
+from ragen_jax.rl import init_state, policy_params
 from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState
 from ragen_jax.training.config import Config, load_config, with_overrides
 from ragen_jax.training.diagnosis import empty_ema
 from ragen_jax.training.programs import diagnosis_program, episode_metrics, rollout_program, tag_metrics
-from ragen_jax.training.setup import Setup, build, draw_levels
+from ragen_jax.training.setup import AnyTokenizer, Setup, build, draw_levels
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,43 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
     base = setup.params if stored.model.lora is not None else None
     parts = restored.train.trainable
     return Policy(setup, {"policy": parts["policy"]}, base, parts.get("critic"), run_dir)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A policy without an environment: parameters, adapters over them (or None), and where the model came from."""
+
+    model: ModelConfig
+    params: Params
+    tokenizer: AnyTokenizer | None
+    adapters: dict[str, Any] | None = None
+    lora: LoraConfig | None = None
+    origin: Path | None = None  # folder or GGUF file that the model, or the run's model, was read from
+
+    def merged(self) -> Params:
+        """The policy's full parameters."""
+        trainable = {"policy": self.params if self.lora is None else self.adapters}
+        return policy_params(trainable, self.params, self.lora)
+
+
+def load_weights(source: str, *, step: int | None = None, dtype: str = "float32") -> Weights:
+    """A run directory (its checkpoint `step`, default the newest) or a model. Errors as of `load_policy`.
+
+    `dtype` is the compute dtype of a model; a run keeps its own.
+    """
+    if (Path(source) / "config.yaml").exists():
+        policy = load_policy(source, [], step=step)
+        setup, section = policy.setup, policy.setup.config.model
+        origin = None if section.path is None else locate(section.path)
+        trained = policy.trainable["policy"]
+        if section.lora is None:
+            return Weights(setup.model, trained, setup.tokenizer, origin=origin)
+        return Weights(setup.model, setup.params, setup.tokenizer, trained, section.lora, origin)
+    if step is not None:
+        raise CheckpointError(f"{source}: --step belongs to a run directory, and this is none")
+    origin = locate(source)
+    model, params, tokenizer = load_model(origin, dtype=dtype)
+    return Weights(model, params, tokenizer, origin=origin)
 
 
 @dataclass(frozen=True)

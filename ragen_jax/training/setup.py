@@ -161,6 +161,7 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
             num_hidden_layers=section.num_hidden_layers, num_attention_heads=section.num_attention_heads,
             num_key_value_heads=section.num_key_value_heads, intermediate_size=section.intermediate_size,
             rope_theta=section.rope_theta, dtype=section.dtype,
+            attention=section.attention,
         )  # fmt: skip
         params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(config.run.seed))
     else:
@@ -168,6 +169,7 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
             steps = config.warm_start.steps
             raise ConfigError("warm_start.steps", steps, "a warm start trains full weights; drop model.lora")
         model, params, found = load_model(section.path, dtype=section.dtype)
+        model = dataclasses.replace(model, attention=section.attention)
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found

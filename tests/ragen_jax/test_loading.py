@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from ragen_jax.models import (
     unembedding,
 )
 from ragen_jax.models.errors import ModelFileError
-from ragen_jax.models.hf import config_dict, read_config, read_folder, save_pretrained
+from ragen_jax.models.export import save_pretrained
+from ragen_jax.models.hf import config_dict, read_config, read_folder
 from ragen_jax.models.load import load_model
 from ragen_jax.tokenizers import SmallTokenizer
 
@@ -88,42 +91,115 @@ def test_half_precision_files_become_float32(tmp_path: Path) -> None:
         np.testing.assert_array_equal(q, half[name].astype(np.float32).T)
 
 
-def test_sharded_reading_takes_only_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for a mesh: every leaf is asked for in quarters, and the quarters make the whole."""
-    params = random_params(QWEN2)
-    folder = save_pretrained(params, QWEN2, tmp_path / "model")
-    biggest = 0
-
-    def pieces(shape: tuple[int, ...], sharding: int, callback: Any) -> np.ndarray:
-        nonlocal biggest
-        out = np.full(shape, np.nan, np.float32)
-        axis = sharding % len(shape)
-        cuts = np.linspace(0, shape[axis], 5).astype(int)
-        for start, stop in itertools.pairwise(cuts):
-            index = tuple(
-                slice(int(start), int(stop)) if i == axis else slice(None) for i in range(len(shape))
-            )
-            part = callback(index)
-            assert part.shape == out[index].shape
-            biggest = max(biggest, part.size)
-            out[index] = part
-        return out
-
-    monkeypatch.setattr(jax, "make_array_from_callback", pieces)
-    for axis in (0, 1, -1):
-        shardings = jax.tree.map(lambda _, axis=axis: axis, abstract_params(QWEN2))
-        _, again = read_folder(folder, shardings=shardings)
-        assert_equal_trees(again, params)
-    assert biggest < max(w.size for w in jax.tree.leaves(params))
-
-
-def test_sharded_arrays_on_a_mesh(tmp_path: Path) -> None:
+def test_placement_by_tree_and_by_function(tmp_path: Path) -> None:
     params = random_params(PLAIN)
     folder = save_pretrained(params, PLAIN, tmp_path / "model")
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
     _, again, _ = load_model(folder, shardings=jax.tree.map(lambda _: sharding, abstract_params(PLAIN)))
     assert all(w.sharding == sharding for w in jax.tree.leaves(again))
     assert_equal_trees(again, params)
+
+    def only_q(cfg: ModelConfig) -> dict[str, Any]:
+        tree = jax.tree.map(lambda _: None, abstract_params(cfg), is_leaf=lambda x: x is None)
+        return tree | {"layers": tree["layers"] | {"q": sharding}}
+
+    _, again, _ = load_model(folder, shardings=only_q)
+    assert again["layers"]["q"].committed
+    assert not again["layers"]["k"].committed
+    assert_equal_trees(again, params)
+
+
+SHARDED = """
+import sys, threading, time, json
+from pathlib import Path
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax import P
+sys.path.insert(0, sys.argv[1])
+from tiny_models import QWEN2, random_params
+from ragen_jax.models import ModelFileError, abstract_params, weight_specs
+from ragen_jax.models.hf import read_folder
+from ragen_jax.models.weights import assemble, named_tensors
+
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("fsdp", "tensor"))
+RULES = {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": "fsdp"}
+QWEN2 = type(QWEN2)(**{**vars(QWEN2), "vocab_size": 294, "head_dim": 16})
+
+def rule(path):
+    spec = weight_specs(QWEN2)[path]
+    axes = [RULES[a] for a in spec.axes]
+    return NamedSharding(mesh, P(*([None] if spec.per_layer else []), *axes))
+
+def tree(sharding_of):
+    out = {}
+    for group, name in weight_specs(QWEN2):
+        out.setdefault(group, {})[name] = sharding_of((group, name))
+    return out
+
+params = random_params(QWEN2)
+stored, sizes = dict(named_tensors(params, QWEN2)), {}
+def read(name, index):
+    out = stored[name][index]
+    sizes.setdefault(name, []).append(out.size)
+    return out
+got = assemble(QWEN2, read, lambda cfg: tree(rule))
+for path in weight_specs(QWEN2):
+    leaf, want = got[path[0]][path[1]], params[path[0]][path[1]]
+    assert leaf.sharding == rule(path)
+    np.testing.assert_array_equal(leaf, want)
+for name, read_sizes in sizes.items():
+    assert sum(read_sizes) == stored[name].size, name   # every number once, replicas included
+    assert max(read_sizes) <= stored[name].size / 2, name
+layers = NamedSharding(mesh, P("fsdp"))  # another way to split: whole layers, where their number allows
+try:
+    assemble(QWEN2, lambda *_: 1 / 0, tree(lambda path: layers))
+except ModelFileError as error:
+    assert "layers.attn_norm of shape (3, 64) cannot be split" in str(error), error
+else:
+    raise AssertionError("3 layers split in 2")
+single = NamedSharding(mesh, P(None, None, "tensor"))
+got = assemble(QWEN2, read, tree(lambda path: single if path == ("layers", "o") else None))
+np.testing.assert_array_equal(got["layers"]["o"], params["layers"]["o"])
+
+def anonymous():
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+if Path("/proc/self/status").exists():
+    read_folder(sys.argv[2])  # compiles
+    before, most, done = anonymous(), 0, threading.Event()
+    def watch():
+        global most
+        while not done.wait(0.001):
+            most = max(most, anonymous())
+    watcher = threading.Thread(target=watch); watcher.start()
+    _, params = read_folder(sys.argv[2])
+    most = max(most, anonymous())
+    done.set(); watcher.join()
+    size = sum(w.nbytes for w in jax.tree.leaves(params))
+    print(json.dumps({"parameters": size, "rise": most - before}))
+"""
+
+
+def test_sharded_reading_and_host_memory(tmp_path: Path) -> None:
+    """On four devices every stored number is read once, by slices. Memory rises by the parameters, little more."""
+    cfg = ModelConfig(
+        vocab_size=512, hidden_size=256, num_hidden_layers=24, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=2048, attention_bias=True,
+    )  # fmt: skip
+    zeros = jax.tree.map(lambda w: np.zeros(w.shape, np.float32), abstract_params(cfg))
+    folder = save_pretrained(zeros, cfg, tmp_path / "model", dtype="bfloat16", shard_bytes=2**24)
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED, str(Path(__file__).parent), str(folder)],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    if done.stdout:  # not where there is no /proc
+        found = json.loads(done.stdout)
+        largest, leaf = 2048 * 256 * 4, 24 * 2048 * 256 * 4
+        assert found["parameters"] > 3 * leaf
+        assert found["rise"] < found["parameters"] + 4 * largest + 2**22 < found["parameters"] + leaf / 2
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -140,6 +216,8 @@ def edit(path: Path, **changes: Any) -> None:
         ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of 'sliding_attention'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
         ({"hidden_size": ...}, "has no hidden_size"),
@@ -190,6 +268,11 @@ def test_damaged_folders_refused(tmp_path: Path) -> None:
     edit(folder / index, weight_map=weight_map | {"model.norm.weight": "../whole/" + shard})
     with pytest.raises(ModelFileError, match="not a file of this folder"):
         load_model(folder)
+    for place in ("..", "", None, 3, "model"):
+        (folder / "model").mkdir(exist_ok=True)
+        edit(folder / index, weight_map=weight_map | {"model.norm.weight": place})
+        with pytest.raises(ModelFileError, match=r"not a file of this folder|missing, though"):
+            load_model(folder)
     name = next(n for n, file in weight_map.items() if file != shard)
     edit(folder / index, weight_map=weight_map | {name: shard})
     with pytest.raises(ModelFileError, match=f"{shard}: lacks {name}"):
