@@ -303,7 +303,8 @@ def _bits(leaf: Any) -> np.ndarray:
 
 def _lanes(played: _Played, order: np.ndarray) -> _Played:
     first = jax.tree.map(lambda x: x[order], (played.state, played.step, played.fragments, played.cut))
-    return _Played(*first, later=jax.tree.map(lambda x: x[:, order], played.later))
+    later = jax.tree.map(lambda x: x[:, order], played.later)
+    return _Played(first[0], first[1], first[2], first[3], later)
 
 
 # -- rules on what came out -----------------------------------------------------------------------------
