@@ -191,8 +191,8 @@ register(
     "Simple2048",
     EnvSpec(
         Game2048,
-        {"target_tile": 32},
-        {"max_turns": 24, "max_actions_per_turn": 1, "max_actions_per_traj": 24, "max_response_tokens": 200},
+        {"target_tile": 16},
+        {"max_turns": 16, "max_actions_per_turn": 1, "max_actions_per_traj": 16, "max_response_tokens": 200},
     ),
 )
 register(

