@@ -93,11 +93,11 @@ def test_metamathqa_splits_share_no_question_and_no_original(metamath: Path) -> 
 def test_rows_linked_by_a_query_stay_together(tmp_path: Path) -> None:
     rows = [
         {"query": f"q{i // 2}", "response": "The answer is: 1", "type": "t", "original_question": f"o{i}"}
-        for i in range(60)
+        for i in range(400)
     ]
     rows += [
         {"query": f"o{i}", "response": "The answer is: 1", "type": "t", "original_question": f"p{i}"}
-        for i in range(60)
+        for i in range(400)
     ]
     (tmp_path / "MetaMathQA-395K.json").write_text(json.dumps(rows))
     prepare("metamathqa", str(tmp_path), str(tmp_path / "data"))
@@ -163,7 +163,7 @@ def test_countdown_reads_the_published_parquet(tmp_path: Path) -> None:
 
 
 def test_bad_rows_of_a_published_file_are_refused_or_skipped(tmp_path: Path) -> None:
-    rows = metamath_rows()[:40]
+    rows = metamath_rows()[:300]
     lines = [json.dumps(row) for row in rows]
     lines[3] = '{"query": "cut short'
     lines[5] = json.dumps({**rows[5], "response": "no marker"})
@@ -175,7 +175,7 @@ def test_bad_rows_of_a_published_file_are_refused_or_skipped(tmp_path: Path) -> 
     problems = [(p.line, p.kind) for p in caught.value.report.problems]
     assert problems == [(5, "malformed"), (7, "no answer"), (9, "missing field")]
     prepare("metamathqa", str(tmp_path), str(tmp_path / "data"), on_bad_row="skip")
-    assert 20 < sum(len(read_split("metamathqa", s, str(tmp_path / "data"), 99)) for s in SPLITS) <= 37
+    assert 150 < sum(len(read_split("metamathqa", s, str(tmp_path / "data"), 999)) for s in SPLITS) <= 297
 
 
 def test_a_data_set_that_is_not_prepared_is_named(tmp_path: Path) -> None:
