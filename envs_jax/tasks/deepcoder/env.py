@@ -140,7 +140,8 @@ class DeepCoder(Environment):
     def _table(self) -> tuple[tuple[Problem, ...], dict[str, tuple[int, ...]]]:
         """Problems of all splits with at most `max_tests` tests, and the rows of each split."""
         splits = tables.load(self.dataset, self.data_dir, self.num_levels, self._sandbox)
-        rows, places = [], {}
+        rows: list[Problem] = []
+        places: dict[str, tuple[int, ...]] = {}
         for split, problems in splits.items():
             places[split] = tuple(range(len(rows), len(rows) + len(problems)))
             rows += [

@@ -170,13 +170,13 @@ def judge(
         places.append(place)
     outcomes = run(jobs)
     verdicts = []
-    for problem, place in zip(problems, places, strict=True):
+    for problem, at in zip(problems, places, strict=True):
         total = len(problem.cases)
-        if place is None:
+        if at is None:
             verdicts.append(Verdict(0, total, "no program"))
             continue
-        good = [passes(case, out) for case, out in zip(problem.cases, outcomes[place], strict=True)]
-        first = next((o for o, ok in zip(outcomes[place], good, strict=True) if not ok), None)
+        good = [passes(case, out) for case, out in zip(problem.cases, outcomes[at], strict=True)]
+        first = next((o for o, ok in zip(outcomes[at], good, strict=True) if not ok), None)
         failure = (
             "" if first is None else "wrong" if first.status == "ok" else f"{first.status}: {first.text}"
         )

@@ -170,7 +170,7 @@ class Pool:
         # -P, -s and a bare environment are -I, except that the hash seed can be fixed: sets have one order then.
         command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", start]
         self._zygote = subprocess.Popen(
-            command, stdin=theirs, stdout=subprocess.DEVNULL, env=zygote.CLEAR_ENVIRONMENT, start_new_session=True,
+            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=zygote.CLEAR_ENVIRONMENT, start_new_session=True,
             close_fds=True, cwd="/",
         )  # fmt: skip
         theirs.close()
