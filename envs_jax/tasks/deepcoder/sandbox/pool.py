@@ -170,8 +170,8 @@ class Pool:
         # -P, -s and a bare environment are -I, except that the hash seed can be fixed: sets have one order then.
         command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", start]
         self._zygote = subprocess.Popen(
-            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=zygote.CLEAR_ENVIRONMENT, start_new_session=True,
-            close_fds=True, cwd="/",
+            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=zygote.CLEAR_ENVIRONMENT, cwd="/",
+            start_new_session=True, close_fds=True,
         )  # fmt: skip
         theirs.close()
         self._control = ours
