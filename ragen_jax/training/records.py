@@ -81,13 +81,13 @@ def first_rows(env: TurnEnv | Mixture, traj: Trajectories, count: int) -> list[i
     """Up to `count` rows to keep: the first of the batch, or of each part of a mixture in equal numbers."""
     if isinstance(env, TurnEnv):
         return list(range(min(count, traj.tokens.shape[0])))
-    rows, start, left = [], 0, min(count, traj.tokens.shape[0])
-    for index, groups in enumerate(env.n_groups):
-        size = groups * traj.group_size
-        wanted = min(size, -(-left // (len(env.n_groups) - index)))
-        rows += list(range(start, start + wanted))
-        start, left = start + size, left - wanted
-    return rows
+    sizes = [groups * traj.group_size for groups in env.n_groups]
+    starts = np.cumsum([0, *sizes])
+    # The i-th row of every part, then the next of every part.
+    in_turn = [
+        int(at) + i for i in range(max(sizes)) for at, size in zip(starts, sizes, strict=False) if i < size
+    ]
+    return sorted(in_turn[:count])
 
 
 def write_records(run_dir: Path, records: list[dict[str, Any]]) -> Path:

@@ -44,6 +44,13 @@ def made() -> tuple[envs_jax.TurnEnv, envs_jax.TurnParams]:
     return envs_jax.make("DeepCoder", num_levels=LEVELS, max_turns=2, **FAST)
 
 
+@functools.cache
+def starts() -> envs_jax.TurnState:
+    """First states of every level."""
+    env, params = made()
+    return jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(jnp.arange(LEVELS), params)[0]
+
+
 def problem_of(level: int) -> Problem:
     env, params = made()
     assert isinstance(env.env, DeepCoder)
@@ -327,8 +334,7 @@ def test_borders_are_pretoken_borders(style: str, chat: str) -> None:
     kinds = ["qwen2", "llama3"] if chat == "llama3" and style == "brief" else list(canonical.PRETOKENIZERS)
     specials = "|".join(re.escape(s) for c in CHAT_FORMATS.values() for s in c.required)
     phrases = env.phrases()
-    states = jax.vmap(env.reset, in_axes=(0, None))(jnp.arange(LEVELS), params)[0]
-    for fragments in np.asarray(jax.vmap(env.first_fragments, in_axes=(0, None))(states, params)):
+    for fragments in np.asarray(jax.vmap(env.first_fragments, in_axes=(0, None))(starts(), params)):
         runs: list[list[str]] = [[]]
         for i in fragments[fragments >= 0]:
             head, *others = re.split(specials, phrases[i])
@@ -342,7 +348,8 @@ def test_borders_are_pretoken_borders(style: str, chat: str) -> None:
 
 def test_prompts_say_what_to_write() -> None:
     env, params = made()
-    texts = [env.render(env.reset(jnp.int32(i), params)[0], params) for i in range(LEVELS)]
+    shown = np.asarray(jax.vmap(env.env.observe, in_axes=(0, None))(starts().env, params.env))
+    texts = ["".join(env.env.phrases()[i] for i in row) for row in shown]
     assert len(set(texts)) == LEVELS
     for level, text in enumerate(texts):
         function = isinstance(problem_of(level).cases[0].given, CallTest)

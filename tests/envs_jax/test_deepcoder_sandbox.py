@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -530,6 +531,24 @@ def descendants(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             children += map(int, file.read_text().split())
     return children + [d for child in children for d in descendants(child)]
+
+
+def test_a_sandbox_that_hangs_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "SLACK", 0.5)
+    monkeypatch.setattr(pool_module.zygote, "GRACE", 0.1)
+    pool = Pool(Limits(test_seconds=1.0, total_seconds=1.0), "namespaces", 2)
+    zygote = pool._zygote
+    assert zygote is not None
+    os.kill(zygote.pid, signal.SIGSTOP)
+    timer = threading.Timer(2.0, lambda: os.kill(zygote.pid, signal.SIGCONT))
+    timer.start()
+    assert one(pool, "print(1)", StdinTest("")).status in ("ok", "timeout")
+    timer.join()
+    os.kill(zygote.pid, signal.SIGSTOP)
+    with pytest.raises(SandboxError, match="did not end in its time"):
+        one(pool, "print(1)", StdinTest(""))
+    os.kill(zygote.pid, signal.SIGCONT)
+    pool.close()
 
 
 def test_without_isolation_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,8 @@ from envs_jax.errors import ConfigError
 from envs_jax.tasks.deepcoder.sandbox import jail, seccomp, values, zygote
 
 BACKENDS = ("namespaces", "bwrap", "rlimit")
-ATTEMPTS = 3  # to set a sandbox up, when the kernel has no room for the moment
+ATTEMPTS = 3  # at a sandbox that fails by itself, as when the kernel has no room for the moment
+SLACK = 30.0  # seconds beyond its own time after which a sandbox counts as failed
 _USERS = 1_900_000_000  # first of the users that a root's programs run as; nobody else has these
 _MEGABYTE = 1 << 20
 
@@ -170,8 +171,8 @@ class Pool:
         # -P, -s and a bare environment are -I, except that the hash seed can be fixed: sets have one order then.
         command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", start]
         self._zygote = subprocess.Popen(
-            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=zygote.CLEAR_ENVIRONMENT,
-            start_new_session=True, close_fds=True, cwd="/",
+            command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=zygote.CLEAR_ENVIRONMENT, cwd="/",
+            start_new_session=True, close_fds=True,
         )  # fmt: skip
         theirs.close()
         self._control = ours
@@ -203,14 +204,17 @@ class Pool:
                     index, attempt = waiting.popleft()
                     slot = slots.pop()
                     channel = self._send(jobs[index], slot)
-                    deadline = time.monotonic() + self.limits.total_seconds + zygote.GRACE + 10
+                    deadline = time.monotonic() + self.limits.total_seconds + zygote.GRACE + SLACK
                     running[channel] = _Running(index, slot, deadline, attempt)
                     selector.register(channel, selectors.EVENT_READ)
                 first = min(r.deadline for r in running.values())
                 for key, _ in selector.select(max(0.0, first - time.monotonic())):
                     channel = key.fileobj  # type: ignore[assignment]
                     state = running[channel]
-                    chunk = channel.recv(1 << 20)
+                    try:
+                        chunk = channel.recv(1 << 20)
+                    except ConnectionResetError:  # it ended before it had read its job
+                        chunk = b""
                     state.said += chunk
                     if chunk:
                         continue
@@ -219,8 +223,13 @@ class Pool:
                     del running[channel]
                     slots.append(state.slot)
                     self._finish(state, jobs, found, waiting)
-                if time.monotonic() > first and any(r.deadline == first for r in running.values()):
-                    raise SandboxError("a sandbox did not end in its time")
+                now = time.monotonic()
+                for channel, state in [(c, r) for c, r in running.items() if r.deadline < now]:
+                    selector.unregister(channel)
+                    channel.close()  # its supervisor ends it
+                    del running[channel]
+                    slots.append(state.slot)
+                    self._again(state, waiting, "it did not end in its time")
         finally:
             selector.close()
             for channel in running:
@@ -272,9 +281,15 @@ class Pool:
             outcomes = [Outcome(r["status"], r["text"]) for r in results]
             found[state.index] = outcomes + [_LOST] * (count - len(outcomes))
             return
-        reason = said[5:].decode("utf-8", "replace") if said[:1] == b"F" else "it ended before it began"
+        failed = said[:1] == b"F"
+        self._again(
+            state, waiting, said[5:].decode("utf-8", "replace") if failed else "it ended before it began"
+        )
+
+    def _again(self, state: _Running, waiting: deque[tuple[int, int]], reason: str) -> None:
+        """Puts a job whose sandbox failed back into the queue. Raises SandboxError after the last attempt."""
         if state.attempt >= ATTEMPTS:
-            raise SandboxError(f"a sandbox ({self.backend}) could not be made: {reason}")
+            raise SandboxError(f"a sandbox ({self.backend}) failed: {reason}")
         time.sleep(0.05 * state.attempt)
         waiting.append((state.index, state.attempt + 1))
 
