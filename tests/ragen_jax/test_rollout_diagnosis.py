@@ -252,7 +252,7 @@ def test_rewards_of_groups_of_any_size() -> None:
     assert found["reward_variance/zero_count"] == 1
     assert found["reward_variance/groups"] == 3
     assert found["rollouts/groups_of_one_reward"] == 1
-    assert found["rollouts/reward_mean"] == pytest.approx(11 / 9)
+    assert found["rollouts/reward_mean"] == pytest.approx(12 / 9)
     assert reward_metrics([Rollout(1, "a", None, (), 0)]) == {}
 
 
