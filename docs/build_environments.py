@@ -22,9 +22,22 @@ FACTS = {
     "Game2048": ("16 exponents, the score", "the new tile", "random boards of two tiles"),
     "RubiksCube": ("24 stickers", "nothing", "random scrambles"),
     "Sudoku": ("the grid, the last action's fate", "nothing", "random puzzles with one solution, by logic"),
+    "Countdown": ("numbers and a target", "nothing", "random solvable instances, or a table"),
+    "MetaMathQA": ("a question, tries so far", "nothing", "word problems made here, or a table"),
+    "SearchQA": ("a question, the last passages found", "nothing", "an encyclopedia made here, or a corpus"),
+    "WebShop": ("the shop's page, options chosen", "nothing", "a catalogue made here, or the public one"),
+    "DeepCoder": ("a programming problem", "nothing", "problems made here, or a table"),
 }
 # What an action without a fixed set of names looks like.
-FORMS = {"Bandit": "the arm's name", "Sudoku": "`place 5 at row 1 col 2`, `1,2,5`, `clear row 1 col 2`"}
+FORMS = {
+    "Bandit": "the arm's name",
+    "Sudoku": "`place 5 at row 1 col 2`, `1,2,5`, `clear row 1 col 2`",
+    "Countdown": "`(1 + 2) * 3`",
+    "MetaMathQA": "the answer",
+    "SearchQA": "`search[words]`, `finish[answer]`",
+    "WebShop": "`search[words]`, `click[what the page shows]`",
+    "DeepCoder": "a Python program",
+}
 
 
 def number(value: float) -> str:

@@ -18,6 +18,7 @@ from envs_jax.games.rubiks_cube import RubiksCube
 from envs_jax.games.sokoban import Sokoban
 from envs_jax.games.sudoku import Sudoku
 from envs_jax.tasks.countdown import Countdown
+from envs_jax.tasks.deepcoder.env import DeepCoder
 from envs_jax.tasks.metamathqa import MetaMathQA
 from envs_jax.tasks.search_qa import SearchQA
 from envs_jax.tasks.webshop import WebShop
@@ -190,8 +191,8 @@ register(
     "Simple2048",
     EnvSpec(
         Game2048,
-        {"target_tile": 32},
-        {"max_turns": 24, "max_actions_per_turn": 1, "max_actions_per_traj": 24, "max_response_tokens": 200},
+        {"target_tile": 16},
+        {"max_turns": 16, "max_actions_per_turn": 1, "max_actions_per_traj": 16, "max_response_tokens": 200},
     ),
 )
 register(
@@ -231,5 +232,18 @@ register(
         WebShop,
         {"num_products": 4000},
         {"max_turns": 15, "max_actions_per_turn": 1, "max_actions_per_traj": 15, "length_hint": 200},
+    ),
+)
+register(
+    "DeepCoder",
+    EnvSpec(
+        DeepCoder,
+        turn={
+            "max_turns": 1,
+            "max_actions_per_turn": 1,
+            "max_actions_per_traj": 1,
+            "max_response_tokens": 1024,
+            "length_hint": 800,
+        },
     ),
 )

@@ -245,7 +245,9 @@ def _run(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams
     return jax.device_get(program(env, *inputs, params))
 
 
-def _check_program(program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams, fail: Any) -> None:
+def _check_program(
+    program: Any, env: TurnEnv, inputs: tuple[Any, ...], params: TurnParams, fail: Any
+) -> None:
     """Traces the program: rules jit, scan, keys and constants."""
     try:
         traced = program.trace(env, *inputs, params)
@@ -301,7 +303,8 @@ def _bits(leaf: Any) -> np.ndarray:
 
 def _lanes(played: _Played, order: np.ndarray) -> _Played:
     first = jax.tree.map(lambda x: x[order], (played.state, played.step, played.fragments, played.cut))
-    return _Played(*first, later=jax.tree.map(lambda x: x[:, order], played.later))
+    later = jax.tree.map(lambda x: x[:, order], played.later)
+    return _Played(first[0], first[1], first[2], first[3], later)
 
 
 # -- rules on what came out -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ragen_jax.training.setup import make_env
 def _make(tag: str, tokenizer: Tokenizer | None, overrides: Sequence[str]) -> tuple[TurnEnv, TurnParams]:
     for item in overrides:
         name = item.partition("=")[0]
-        if not name.startswith("env.") or name == "env.tag":
+        if not name.startswith("env.") or name in ("env.tag", "env.tags", "env.n_groups"):
             raise ConfigError(name, item.partition("=")[2], "here only the other fields of env can be set")
     return make_env(replace(load_config(None, overrides).env, tag=tag), tokenizer)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -52,10 +53,13 @@ def parse_row(record: Any) -> HotpotRow:
     lost = [t for t in support if t not in titles]
     if lost:
         raise RowError("missing paragraph", f"{lost[0]!r} is a supporting fact and not in context")
+    answer = text_field(record, "answer", MAX_ANSWER_BYTES)
+    if not re.sub(r"\b(a|an|the)\b", " ", re.sub(r"[!-/:-@\[-`{-~]", "", answer.lower())).strip():
+        raise RowError("empty field", f"answer = {answer!r} is articles or punctuation alone")
     return HotpotRow(
         id=text_field(record, "_id"),
         question=text_field(record, "question", 2000),
-        answer=text_field(record, "answer", MAX_ANSWER_BYTES),
+        answer=answer,
         support=tuple(dict.fromkeys(support)),
         paragraphs=tuple(paragraphs),
     )

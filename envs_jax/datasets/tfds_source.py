@@ -15,6 +15,7 @@ from envs_jax.errors import ConfigError
 BUILDERS = {
     "metamathqa": "envs_jax.datasets.metamathqa_tfds:MetaMathQA",
     "countdown": "envs_jax.datasets.countdown_tfds:CountdownTasks",
+    "deepcoder": "envs_jax.datasets.deepcoder_tfds:DeepCoder",
 }
 
 
@@ -58,6 +59,8 @@ def read_split(name: str, split: str, data_dir: str | None, count: int) -> list[
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):  # what a Sequence of scalars comes back as, scalars of NumPy inside
+        return [_plain(v) for v in value]
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return value.tolist() if hasattr(value, "tolist") else value

@@ -35,6 +35,7 @@ from envs_jax.text.expressions import evaluate, read
 from envs_jax.text.rational import LIMB, equal, near, whole
 
 TOLERANCE = 100_000  # the reference takes what is closer to the target than 1 / TOLERANCE
+ROWS_READ = 20_000  # rows of a table among which the reference looks for solvable ones
 UNANSWERED, WRONG, FORM, RIGHT = range(4)  # outcomes
 _LOG = logging.getLogger("envs_jax.datasets")
 
@@ -75,7 +76,7 @@ class Countdown(Environment):
             `num_levels` is gone through again.
         data_dir: of tensorflow-datasets; None for its default.
         on_bad_row: "refuse" or "skip" rows of a table that cannot be used.
-        seed: of reasoning-gym's generator.
+        data_seed: of reasoning-gym's generator.
         operations: "+-" or "+-*/", with which every instance can be solved: drawn so if generated, else other rows
             are left out and counted. "any" takes a table as it is.
         size_range: how many numbers a generated instance has, closed.
@@ -89,7 +90,7 @@ class Countdown(Environment):
     dataset: str = "generated"
     data_dir: str | None = None
     on_bad_row: str = "refuse"
-    seed: int = 0
+    data_seed: int = 0
     operations: str = "+-"
     size_range: tuple[int, int] = (3, 4)
     number_range: tuple[int, int] = (1, 99)
@@ -144,7 +145,9 @@ class Countdown(Environment):
     @cached_property
     def _rows(self) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Numbers, count and target of each split's usable rows."""
-        tables = load_countdown(self.dataset, self.data_dir, self.num_levels, self.seed, self.on_bad_row)
+        filtered = self.dataset.startswith("tfds/") and self.operations != "any"
+        wanted = max(self.num_levels, ROWS_READ) if filtered else self.num_levels
+        tables = load_countdown(self.dataset, self.data_dir, wanted, self.data_seed, self.on_bad_row)
         width = max(len(row.numbers) for rows in tables.values() for row in rows)
         out = {}
         for split, rows in tables.items():
@@ -168,7 +171,8 @@ class Countdown(Environment):
                 if not kept.any():
                     raise ConfigError("operations", self.operations, "no row is solvable so")
                 numbers, count, target = numbers[kept], count[kept], target[kept]
-            out[split] = numbers, count, target
+            levels = self.num_levels
+            out[split] = numbers[:levels], count[:levels], target[:levels]
         return out
 
     @cached_property

@@ -67,7 +67,7 @@ class MetaMathQA(Environment):
             through again.
         data_dir: of tensorflow-datasets; None for its default.
         on_bad_row: "refuse" or "skip" rows that cannot be used.
-        seed: of generated questions.
+        data_seed: of generated questions; the pool's own seed changes nothing here.
         answer_check: "string" (the published one), or "numeric": equal as strings, or equal as numbers.
         max_question_bytes: longer questions are bad rows.
     """
@@ -75,7 +75,7 @@ class MetaMathQA(Environment):
     dataset: str = "generated"
     data_dir: str | None = None
     on_bad_row: str = "refuse"
-    seed: int = 0
+    data_seed: int = 0
     answer_check: str = "string"
     max_question_bytes: int = 2048
 
@@ -113,7 +113,7 @@ class MetaMathQA(Environment):
             self.dataset,
             self.data_dir,
             self.num_levels,
-            self.seed,
+            self.data_seed,
             self.max_question_bytes,
             LABEL_BYTES,
             self.on_bad_row,

@@ -183,9 +183,9 @@ def _write_companions(
         tokenizer.save(folder)
     field = "tokenizer.chat_template"
     if isinstance(tokenizer, BPETokenizer) and origin is not None and origin.suffix == ".gguf":
-        file = GGUFFile(origin)
-        if file.has(field):
-            (folder / CHAT_TEMPLATE).write_text(file.field(field), encoding="utf-8")
+        source = GGUFFile(origin)
+        if source.has(field):
+            (folder / CHAT_TEMPLATE).write_text(source.field(field), encoding="utf-8")
 
 
 def _suppress(path: Path, ids: Iterable[int]) -> None:

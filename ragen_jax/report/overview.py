@@ -59,6 +59,9 @@ def settings(run: Run) -> list[tuple[str, str]]:
     found = [(label, run.setting(name)) for label, name in SETTINGS]
     if run.setting("model.path"):
         found = [(label, v) for label, v in found if label not in ("hidden size", "layers")]
+    tags = run.setting("env.tags")
+    if tags:
+        found[0] = ("environments", ", ".join(map(str, tags)))
     chips = [(label, str(value)) for label, value in found if value is not None]
     if run.table.last_step is not None:
         chips.append(("last step", str(run.table.last_step)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from ragen_jax.estimators import reward_variance
 from ragen_jax.rl.advantages import (
@@ -21,13 +21,15 @@ from ragen_jax.rl.objective import Objective
 from ragen_jax.rollout import Trajectories
 
 
-def overlong_penalty(traj: Trajectories, objective: Objective, limit: int) -> Float[Array, "B T"]:
+def overlong_penalty(
+    traj: Trajectories, objective: Objective, limit: int | Int[Array, "B 1"]
+) -> Float[Array, "B T"]:
     """DAPO's soft penalty on long turns, in tokens (Yu et al. 2025): 0 up to `limit` less the buffer, then linear down
     to -`overlong_penalty_factor` at `limit`, the most that a turn can sample. The buffer is `overlong_buffer_share` of
     the limit, rounded, and at least one token."""
     if not objective.overlong_buffer_share:
         return jnp.zeros_like(traj.reward)
-    buffer = max(1, round(objective.overlong_buffer_share * limit))
+    buffer = jnp.maximum(1, jnp.round(objective.overlong_buffer_share * jnp.asarray(limit)))
     turns = jnp.arange(traj.reward.shape[1])
     length = jnp.sum((traj.turn[:, :, None] == turns) & traj.loss_mask[:, :, None], axis=1)
     over = (length - (limit - buffer)) / buffer

@@ -14,7 +14,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt8
 
 from envs_jax.core import TimeStep, Tokenizer
-from envs_jax.turn import TurnEnv, TurnParams, TurnState
+from envs_jax.mixture import Mixture, MixtureParams, States, as_mixture
+from envs_jax.turn import TurnEnv, TurnParams
 from ragen_jax.models import Cache, KVLayer, ModelConfig, Params, extend, init_cache, unembedding, unstack
 from ragen_jax.rollout.sampling import (
     DYNAMICS,
@@ -34,34 +35,41 @@ class RolloutSpec:
     """Static description of a rollout; one compiled program each."""
 
     model: ModelConfig
-    env: TurnEnv
+    env: TurnEnv | Mixture
     valid_vocab: int  # ids at or above are padding rows of the embedding and are never sampled
     truncation: Truncation = field(default_factory=Truncation)
 
     @property
     def capacity(self) -> int:
         """L: slots of the longest dialogue that the environment's fixed buffers allow."""
-        c = self.env.config
-        return (
-            self.env.prompt_capacity
-            + c.max_turns * c.max_response_tokens
-            + (c.max_turns - 1) * self.env.obs_capacity
-        )
+        return max(_slots(env) for env in self.parts)
+
+    @property
+    def parts(self) -> tuple[TurnEnv, ...]:
+        """The environments of the batch."""
+        return self.env.parts if isinstance(self.env, Mixture) else (self.env,)
 
     def __post_init__(self) -> None:
-        if self.capacity > self.model.max_position_embeddings:
-            c = self.env.config
-            raise ValueError(
-                f"an episode may need {self.capacity} tokens (prompt {self.env.prompt_capacity} + {c.max_turns} "
-                f"turns of {c.max_response_tokens} sampled + {self.env.obs_capacity} given), but "
-                f"model.max_position_embeddings is {self.model.max_position_embeddings}; lower env.max_turns or "
-                "env.max_response_tokens"
-            )
+        for env in self.parts:
+            c = env.config
+            if _slots(env) > self.model.max_position_embeddings:
+                raise ValueError(
+                    f"an episode of {env.tag} may need {_slots(env)} tokens (prompt {env.prompt_capacity} + "
+                    f"{c.max_turns} turns of {c.max_response_tokens} sampled + {env.obs_capacity} given), but "
+                    f"model.max_position_embeddings is {self.model.max_position_embeddings}; lower env.max_turns or "
+                    "env.max_response_tokens"
+                )
         if self.valid_vocab > self.model.vocab_size:
             raise ValueError(
                 f"the tokenizer has {self.valid_vocab} ids but model.vocab_size is {self.model.vocab_size}; "
                 "the model and the tokenizer do not belong together"
             )
+
+
+def _slots(env: TurnEnv) -> int:
+    """Slots of the longest dialogue that an environment's fixed buffers allow."""
+    turns = env.config.max_turns
+    return env.prompt_capacity + turns * env.config.max_response_tokens + (turns - 1) * env.obs_capacity
 
 
 @jax.tree_util.register_dataclass
@@ -98,6 +106,7 @@ class DecodeState:
 def _decode(
     params: Params,
     spec: RolloutSpec,
+    limits: Int[Array, "B"],
     stops: StopTable,
     keys: Array,
     temperature: Array,
@@ -106,8 +115,8 @@ def _decode(
     hidden: Array,
     length: Array,
 ) -> DecodeState:
-    """Samples one response for every live row; other rows keep their state."""
-    limit = spec.env.config.max_response_tokens
+    """Samples one response for every live row, of at most `limits` tokens; other rows keep their state."""
+    limit = max(env.config.max_response_tokens for env in spec.parts)
     batch = length.shape[0]
     zeros = jnp.zeros((batch, limit), jnp.int32)
     init = DecodeState(
@@ -117,7 +126,7 @@ def _decode(
     head = unembedding(params, spec.model)
 
     def active(s: DecodeState) -> Array:
-        return live & ~stopped(stops.automaton, s.automaton)
+        return live & ~stopped(stops.automaton, s.automaton) & (s.count < limits)
 
     def body(s: DecodeState) -> DecodeState:
         on = active(s)
@@ -152,7 +161,7 @@ def _write(target: Array, start: Array, count: Array, values: Array) -> Array:
 class _Episode:
     """Carry of the loop over turns."""
 
-    env_state: TurnState
+    env_state: States
     live: Array
     cache: Cache
     hidden: Array
@@ -188,7 +197,7 @@ def _append(
 def rollout(
     params: Params,
     spec: RolloutSpec,
-    env_params: TurnParams,
+    env_params: TurnParams | MixtureParams,
     stops: StopTable,
     key: Array,
     levels: Int[Array, "P"],
@@ -200,11 +209,15 @@ def rollout(
     """Plays `group_size` episodes of each level. Pure; wrap it in `jax.jit` with `spec` and `group_size` static.
 
     `levels` are indices into the environment's pool; the members of a group share the level and the prompt, and differ
-    in every random draw after it. `group_ids` (default 0 .. P - 1) are the groups' addresses for random numbers, so a
-    batch may be split without changing what its members draw. At temperature 0 decoding is greedy.
+    in every random draw after it. In a mixture `levels` has the groups of its parts one after another, each an index
+    into the pool of the group's own environment. `group_ids` (default 0 .. P - 1) are the groups' addresses for
+    random numbers, so a batch may be split without changing what its members draw. At temperature 0 decoding is
+    greedy.
     """
-    env, config = spec.env, spec.env.config
     groups, batch = levels.shape[0], levels.shape[0] * group_size
+    env = as_mixture(spec.env, groups)
+    tables = env_params if isinstance(env_params, tuple) else (env_params,)
+    limits = jnp.asarray(env.response_limits(group_size))
     group_ids = jnp.arange(groups) if group_ids is None else group_ids
     members = jnp.tile(jnp.arange(group_size), groups)
     keys = row_keys(key, jnp.repeat(group_ids, group_size), members)
@@ -215,7 +228,7 @@ def rollout(
     def each_member(x: Array) -> Array:
         return jnp.repeat(x, group_size, axis=0)
 
-    state, first = jax.vmap(env.reset, in_axes=(0, None))(levels, env_params)
+    state, first = env.reset(levels, tables)
     hidden, cache = extend(
         weights, spec.model, first.obs_tokens, jnp.zeros(groups, jnp.int32),
         init_cache(spec.model, groups, env.prompt_capacity),
@@ -238,10 +251,19 @@ def rollout(
     def one_turn(e: _Episode, t: Array) -> tuple[_Episode, dict[str, Array]]:
         turn_keys = fold(keys, t)
         d = _decode(
-            weights, spec, stops, fold(turn_keys, SAMPLE), temperature, e.live, e.cache, e.hidden, e.length
+            weights,
+            spec,
+            limits,
+            stops,
+            fold(turn_keys, SAMPLE),
+            temperature,
+            e.live,
+            e.cache,
+            e.hidden,
+            e.length,
         )
-        env_state, step = jax.vmap(env.step, in_axes=(0, 0, 0, 0, None))(
-            fold(turn_keys, DYNAMICS), e.env_state, d.response, d.count, env_params
+        env_state, step = env.step(
+            fold(turn_keys, DYNAMICS), e.env_state, d.response, d.count, tables, group_size
         )
         record = {
             "prompt_end": e.length,
@@ -281,7 +303,7 @@ def rollout(
         )
         return e, record
 
-    episode, records = jax.lax.scan(one_turn, episode, jnp.arange(config.max_turns))
+    episode, records = jax.lax.scan(one_turn, episode, jnp.arange(env.max_turns))
     records = {n: v.T for n, v in records.items()}
     return Trajectories(
         tokens=episode.tokens, length=episode.length, role=episode.role, turn=episode.turn, logprob=episode.logprob,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from envs_jax.errors import ConfigError
+from envs_jax.errors import ConfigError, suggestion
 from envs_jax.fields import read_fields
 from ragen_jax.models.lora import LoraConfig
 from ragen_jax.rl.objective import Objective
@@ -26,12 +26,50 @@ from ragen_jax.rollout.sampling import Truncation
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """The environment: a registered tag, and any field of its dataclass or of `TurnConfig`."""
+    """The environment: a registered tag, and any field of its dataclass or of `TurnConfig`.
+
+    Or several in one batch: `tags`; a field is then set for those that have it.
+    """
 
     tag: str = "CoordSokoban"  # a tag of `ragen-jax envs list`
+    tags: tuple[str, ...] | None = None  # several tags in one batch, in place of `tag`
+    # groups of each of `tags`, `rollout.env_groups` in all; null: equal shares
+    n_groups: tuple[int, ...] | None = None
+    by_tag: dict[str, Any] = field(default_factory=dict)  # fields of single tags: {FrozenLake: {p: 0.8}}
     chat: str | None = None  # chatml, llama3 or plain; null: what the tokenizer has the tokens for
     seed: int = 10_000  # of the training level pool; the evaluation pool has keys of its own
     overrides: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tags = self.tags or ()
+        if self.tags is not None and (not tags or len(set(tags)) < len(tags)):
+            raise ConfigError("env.tags", list(tags), "name at least one tag, and none twice")
+        if self.n_groups is not None and len(self.n_groups) != len(tags):
+            raise ConfigError("env.n_groups", list(self.n_groups), "give one number for each of env.tags")
+        for tag, fields in self.by_tag.items():
+            if tag not in tags:
+                raise ConfigError(
+                    f"env.by_tag.{tag}", fields, f"not one of env.tags; {suggestion(tag, tags)}"
+                )
+            if not isinstance(fields, Mapping):
+                raise ConfigError(f"env.by_tag.{tag}", fields, "must be a section of named fields")
+
+    def groups(self, env_groups: int) -> tuple[int, ...]:
+        """Groups of each tag in a batch of `env_groups`. Raises ConfigError where they do not add up."""
+        if self.tags is None:
+            return (env_groups,)
+        if self.n_groups is None:
+            if env_groups % len(self.tags):
+                raise ConfigError(
+                    "env.n_groups",
+                    None,
+                    f"{env_groups} groups have no equal shares for {len(self.tags)} tags; give them",
+                )
+            return (env_groups // len(self.tags),) * len(self.tags)
+        if sum(self.n_groups) != env_groups or min(self.n_groups) < 1:
+            remedy = f"they must be positive and add up to rollout.env_groups ({env_groups})"
+            raise ConfigError("env.n_groups", list(self.n_groups), remedy)
+        return self.n_groups
 
 
 @dataclass(frozen=True)
@@ -177,8 +215,8 @@ class WarmStartSection:
 
     steps: int = 0  # optimiser steps on whole dialogues; 0: no warm start
     batch_size: int = 128  # dialogues a step
-    reading_steps: int = 0  # steps before these: first observations, and what the teacher sees in them
-    reading_batch_size: int = 128  # first observations a step
+    reading_steps: int = 0  # steps before these: single states, and what the teacher sees in them
+    reading_batch_size: int = 128  # states a step
     lr: float = 2e-3  # peak of AdamW's learning rate
     skill: float = 0.5  # how often the teacher's move is the best one; its words are always true
     demonstrations: int = 16_384  # dialogues to draw once, and to cycle through
@@ -252,9 +290,7 @@ class EarlyStopSection:
     A run also stops when the filter keeps nothing (rollout.rollout_filter_empty_stop_steps).
     """
 
-    reward_variance_ratio: float = (
-        0.1  # stop where the mean reward variance stays below this share of its base ..
-    )
+    reward_variance_ratio: float = 0.1  # stop where reward variance stays below this share of its base ..
     reward_variance_base_steps: int = 10  # .. the mean over the first steps that kept something ..
     reward_variance_steps: int = 10  # .. for so many steps on end
     validation_success: float = 0.01  # stop where held-out success stays below this ..
@@ -358,6 +394,15 @@ class Config:
     gradients: GradientSection = field(default_factory=GradientSection)
 
     def __post_init__(self) -> None:
+        self.env.groups(self.rollout.env_groups)
+        if self.env.tags is not None:
+            fixed = "the groups of a mixture (env.tags) have fixed places in the batch; use"
+            if self.rollout.max_num_gen_batches > 1:
+                raise ConfigError(
+                    "rollout.max_num_gen_batches", self.rollout.max_num_gen_batches, f"{fixed} 1"
+                )
+            if self.gradients.env_groups is not None:
+                raise ConfigError("gradients.env_groups", self.gradients.env_groups, f"{fixed} null")
         rows = self.rollout.env_groups * self.rollout.group_size
         if rows % self.training.micro_batch_size:
             raise ConfigError(
@@ -441,11 +486,12 @@ def _read_yaml(path: str | Path) -> dict[str, Any]:
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """The configuration with `a.b=value` overrides applied.
 
-    Another `env.tag` drops the old environment's settings.
+    Another `env.tag`, and any `env.tags`, drops the old environment's settings.
     """
     tree = config_to_dict(config)
-    new_tag = any(o.startswith("env.tag=") and o.partition("=")[2] != config.env.tag for o in overrides)
-    if new_tag:
+    given = {name: value for name, _, value in (o.partition("=") for o in overrides)}
+    one = given.get("env.tag")
+    if "env.tags" in given or (one is not None and (one != config.env.tag or config.env.tags)):
         tree["env"] = {}
     return config_from_dict(_overridden(tree, overrides))
 

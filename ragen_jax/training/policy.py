@@ -15,7 +15,7 @@ from ragen_jax.rl import init_state, policy_params
 from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState
 from ragen_jax.training.config import Config, load_config, with_overrides
 from ragen_jax.training.diagnosis import empty_ema
-from ragen_jax.training.programs import diagnosis_program, episode_metrics, rollout_program
+from ragen_jax.training.programs import diagnosis_program, episode_metrics, rollout_program, tag_metrics
 from ragen_jax.training.setup import AnyTokenizer, Setup, build, draw_levels
 
 
@@ -121,9 +121,11 @@ def diagnose_policy(policy: Policy, *, show: int = 8) -> Diagnosis:
         policy.trainable, policy.base, traj, jax.random.fold_in(key, 7), empty_ema(setup.diagnosis_spec.families),
         temperature, spec=setup.diagnosis_spec, lora=lora,
     )  # fmt: skip
-    values = {n: float(v) for n, v in jax.device_get({**metrics, **episode_metrics(traj)}).items()}
+    measured = metrics | episode_metrics(traj) | tag_metrics(traj, setup.shares)
+    values = {n: float(v) for n, v in jax.device_get(measured).items()}
     traces: list[dict[str, Any]] = []
     if "first_turn" in samples:
+        part = setup.parts[0]  # token ids are the same in all
         sample, scores = jax.device_get(samples["first_turn"])
         host = jax.device_get(traj)
         for row in np.flatnonzero(sample.chosen)[:show]:
@@ -135,7 +137,7 @@ def diagnose_policy(policy: Policy, *, show: int = 8) -> Diagnosis:
                     "group": group,
                     "member": episode % traj.group_size,
                     "tokens": end - start,
-                    "reasoning": setup.env.text_of(setup.train, host.tokens[episode, start:end]),
+                    "reasoning": part.env.text_of(part.train, host.tokens[episode, start:end]),
                     "own_logprob": float(scores[row, group]),
                     "best_prompt": int(np.argmax(scores[row])),
                     "logprobs": [round(float(s), 3) for s in scores[row]],

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from envs_jax.mixture import as_mixture
 from ragen_jax.estimators import (
     chance_std_over_mean,
     filter_scores,
@@ -50,7 +51,8 @@ def rollout_program(
     )  # fmt: skip
     if objective is None or not objective.overlong_buffer_share:
         return traj
-    extra = overlong_penalty(traj, objective, spec.env.config.max_response_tokens)
+    limits = as_mixture(spec.env, levels.shape[0]).response_limits(group_size)
+    extra = overlong_penalty(traj, objective, jnp.asarray(limits)[:, None])
     return replace(traj, penalty=traj.penalty + jnp.where(traj.taken, extra, 0.0))
 
 
@@ -68,18 +70,23 @@ update_program = jax.jit(update, static_argnames=("spec",), donate_argnames=("st
 entropy_program = jax.jit(row_entropy, static_argnames=("spec",))
 
 
-@partial(jax.jit, static_argnames=("section",))
+@partial(jax.jit, static_argnames=("section", "shares"))
 def filter_program(
-    traj: Trajectories, entropy: Float[Array, "B"] | None = None, *, section: RolloutSection
+    traj: Trajectories,
+    entropy: Float[Array, "B"] | None = None,
+    *,
+    section: RolloutSection,
+    shares: tuple[tuple[str, int], ...] = (),
 ) -> tuple[Bool[Array, "B"], dict[str, Float[Array, ""]], dict[str, Array]]:
     """Which rows to learn from, what the rollout was like, and each group's numbers: level, mean, std, share kept.
 
-    `entropy` [B] is needed by the metrics entropy and entropy_variance.
+    `entropy` [B] is needed by the metrics entropy and entropy_variance. The groups of a mixture are chosen from
+    together; `shares` are its tags and their groups, in the batch's order.
     """
     size = traj.group_size
     scores = traj.score.reshape(-1, size)
     groups = scores.shape[0]
-    metrics = episode_metrics(traj)
+    metrics = episode_metrics(traj) | tag_metrics(traj, shares)
     spread = reward_variance(scores) if size > 1 else jnp.where(jnp.isfinite(scores[:, 0]), 0.0, jnp.nan)
     metric = section.rollout_filter_metric
     values = scores
@@ -135,6 +142,21 @@ def refill_program(
     rows = (order[:, None] * size + jnp.arange(size)).reshape(-1)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[rows], traj, more)
     return both, whole[rows]
+
+
+def tag_metrics(traj: Trajectories, shares: tuple[tuple[str, int], ...]) -> dict[str, Float[Array, ""]]:
+    """The episodes' metrics for each tag of a mixture, and the share of its groups with a success."""
+    metrics: dict[str, Array] = {}
+    start = 0
+    for tag, groups in shares:
+        stop = start + groups * traj.group_size
+        rows = jax.tree.map(lambda x, i=start, j=stop: x[i:j], traj)
+        start = stop
+        own = {name.removeprefix("train/"): value for name, value in episode_metrics(rows).items()}
+        any_success = jnp.any(rows.success.reshape(groups, traj.group_size), axis=1)
+        own[f"pass@{traj.group_size}"] = jnp.mean(any_success.astype(jnp.float32))
+        metrics |= {f"train/{tag}/{name}": value for name, value in own.items()}
+    return metrics
 
 
 def episode_metrics(traj: Trajectories) -> dict[str, Float[Array, ""]]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from envs_jax.mixture import Mixture, MixtureParams
 from envs_jax.turn import TurnEnv, TurnParams
 from ragen_jax.rollout import Trajectories
 from ragen_jax.training.metrics import finite, write_atomically
@@ -17,8 +18,8 @@ from ragen_jax.training.metrics import finite, write_atomically
 
 def episode_records(
     traj: Trajectories,
-    env: TurnEnv,
-    params: TurnParams,
+    env: TurnEnv | Mixture,
+    params: TurnParams | MixtureParams,
     rows: Sequence[int],
     *,
     step: int,
@@ -27,12 +28,14 @@ def episode_records(
 ) -> list[dict[str, Any]]:
     """The given rows as dictionaries; the text is that of the ids. `keep`: what the filter kept, by row."""
     host = jax.device_get(jax.tree.map(lambda x: x[np.asarray(rows)], traj))
-    separator = env.config.action_sep
+    table = params if isinstance(params, TurnParams) else params[0]  # of token ids, the same in all
     records = []
     for i, row in enumerate(rows):
+        own = env.part_of(row // traj.group_size) if isinstance(env, Mixture) else env
+        separator = own.config.action_sep
 
-        def text(start: int, stop: int, i: int = i) -> str:
-            return env.text_of(params, host.tokens[i, start:stop])
+        def text(start: int, stop: int, i: int = i, own: TurnEnv = own) -> str:
+            return own.text_of(table, host.tokens[i, start:stop])
 
         turns, given_from = [], 0
         for t in range(int(host.turns[i])):
@@ -48,7 +51,7 @@ def episode_records(
                     "answer": answer.strip(),
                     "response": response,
                     "actions": [a.strip() for a in answer.split(separator) if a.strip()][
-                        : env.config.max_actions_per_turn
+                        : own.config.max_actions_per_turn
                     ],
                     "reward": float(host.reward[i, t]),
                     "penalty": float(host.penalty[i, t]),
@@ -61,7 +64,7 @@ def episode_records(
             {
                 "step": step,
                 "split": split,
-                "tag": env.tag,
+                "tag": own.tag,
                 "group": int(group),
                 "member": int(row % traj.group_size),
                 "level": int(host.level[i]),
@@ -72,6 +75,19 @@ def episode_records(
             }
         )
     return records
+
+
+def first_rows(env: TurnEnv | Mixture, traj: Trajectories, count: int) -> list[int]:
+    """Up to `count` rows to keep: the first of the batch, or of each part of a mixture in equal numbers."""
+    if isinstance(env, TurnEnv):
+        return list(range(min(count, traj.tokens.shape[0])))
+    sizes = [groups * traj.group_size for groups in env.n_groups]
+    starts = np.cumsum([0, *sizes])
+    # The i-th row of every part, then the next of every part.
+    in_turn = [
+        int(at) + i for i in range(max(sizes)) for at, size in zip(starts, sizes, strict=False) if i < size
+    ]
+    return sorted(in_turn[:count])
 
 
 def write_records(run_dir: Path, records: list[dict[str, Any]]) -> Path:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import envs_jax
 from envs_jax.core import Tokenizer
-from envs_jax.errors import ConfigError
-from envs_jax.turn import TurnEnv, TurnParams
+from envs_jax.errors import ConfigError, suggestion
+from envs_jax.mixture import Mixture, MixtureParams, share_vocabulary
+from envs_jax.turn import TurnConfig, TurnEnv, TurnParams
 from ragen_jax.models import ModelConfig, Params, init_params
 from ragen_jax.models.load import load_model
 from ragen_jax.rl import UpdateSpec
@@ -35,24 +37,83 @@ class Setup:
     tokenizer: AnyTokenizer
     model: ModelConfig
     params: Params
-    env: TurnEnv
-    train: TurnParams
-    eval: TurnParams
+    env: TurnEnv | Mixture
+    train: TurnParams | MixtureParams
+    eval: TurnParams | MixtureParams
     stops: StopTable
     rollout_spec: RolloutSpec
     diagnosis_spec: DiagnosisSpec
     update_spec: UpdateSpec
     gradient_spec: GradientSpec
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The environments by themselves; one, unless the batch is a mixture."""
+        if isinstance(self.env, TurnEnv):
+            assert isinstance(self.train, TurnParams)
+            assert isinstance(self.eval, TurnParams)
+            return (Part(self.env, self.train, self.eval, self.config.rollout.env_groups),)
+        assert isinstance(self.train, tuple)
+        assert isinstance(self.eval, tuple)
+        columns = (self.env.parts, self.train, self.eval, self.env.n_groups)
+        return tuple(Part(*row) for row in zip(*columns, strict=True))
+
+    @property
+    def shares(self) -> tuple[tuple[str, int], ...]:
+        """Tag and groups of each part of a mixture; empty for one environment."""
+        return self.env.shares if isinstance(self.env, Mixture) else ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One environment of a batch: its parameters for training and evaluation, and how many groups it has."""
+
+    env: TurnEnv
+    train: TurnParams
+    eval: TurnParams
+    groups: int
+
 
 def build_tokenizer(config: Config) -> SmallTokenizer:
     """A small tokenizer that knows the words of the environment and of its teacher; board rows stay single symbols."""
-    env, params = make_env(
-        config.env, None, prompt_capacity=None, obs_capacity=None
-    )  # measured in bytes here
-    words = [p for p in env.phrases() if any(c.islower() for c in p)]
-    symbols = sorted({c for p in env.phrases() for c in p if not c.isascii()})
-    return SmallTokenizer.build([*words, *vocabulary(env, params), *env.env.action_names, *symbols])
+    words: list[str] = []
+    symbols: set[str] = set()
+    for section in sections(config.env):  # measured in bytes here
+        env, params = make_env(section, None, prompt_capacity=None, obs_capacity=None)
+        words += [p for p in env.phrases() if any(c.islower() for c in p)]
+        words += [*vocabulary(env, params), *env.env.action_names]
+        symbols |= {c for p in env.phrases() for c in p if not c.isascii()}
+    return SmallTokenizer.build([*words, *sorted(symbols)])
+
+
+def sections(section: EnvConfig) -> tuple[EnvConfig, ...]:
+    """The section of each environment of a batch. A shared field goes to the tags that have it; one must.
+
+    Raises ConfigError for a tag that is not registered and for a field that no tag has.
+    """
+    if section.tags is None:
+        return (section,)
+    turn = {f.name for f in dataclasses.fields(TurnConfig)} | {"prompt_capacity", "obs_capacity"}
+    known = {tag: turn | {f.name for f in dataclasses.fields(_factory(tag))} for tag in section.tags}
+    for name, value in section.overrides.items():
+        if not any(name in fields for fields in known.values()):
+            remedy = f"no tag has such a field; {suggestion(name, set().union(*known.values()))}"
+            raise ConfigError(f"env.{name}", value, remedy)
+    out = []
+    for tag in section.tags:
+        own = {str(n): tuple(v) if isinstance(v, list) else v for n, v in section.by_tag.get(tag, {}).items()}
+        shared = {n: v for n, v in section.overrides.items() if n in known[tag]}
+        out.append(
+            replace(section, tag=tag, tags=None, n_groups=None, by_tag={}, overrides={**shared, **own})
+        )
+    return tuple(out)
+
+
+def _factory(tag: str) -> Any:
+    try:
+        return envs_jax.spec(tag).factory
+    except ConfigError as e:
+        raise ConfigError("env.tags", e.value, e.remedy) from e
 
 
 def make_env(
@@ -66,6 +127,24 @@ def make_env(
         )  # fmt: skip
     except ConfigError as e:
         raise ConfigError(f"env.{e.field}", e.value, e.remedy) from e
+
+
+def make_batch(
+    config: Config, tokenizer: Tokenizer
+) -> tuple[TurnEnv | Mixture, TurnParams | MixtureParams, TurnParams | MixtureParams]:
+    """The environment or the mixture of a configuration, and its parameters for training and for evaluation."""
+    envs, train, held_out = [], [], []
+    for section in sections(config.env):
+        env, params = make_env(section, tokenizer)
+        capacity = {"prompt_capacity": env.prompt_capacity, "obs_capacity": env.obs_capacity}
+        envs.append(env)
+        train.append(params)
+        held_out.append(make_env(section, tokenizer, split="eval", **capacity)[1])
+    if config.env.tags is None:
+        return envs[0], train[0], held_out[0]
+    shared = share_vocabulary([*train, *held_out])
+    mixture = Mixture(tuple(envs), config.env.groups(config.rollout.env_groups))
+    return mixture, shared[: len(envs)], shared[len(envs) :]
 
 
 def build(config: Config, *, run_dir: Path | None = None) -> Setup:
@@ -94,12 +173,11 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found
-    env, train = make_env(config.env, tokenizer)
-    capacity = {"prompt_capacity": env.prompt_capacity, "obs_capacity": env.obs_capacity}
-    _, held_out = make_env(config.env, tokenizer, split="eval", **capacity)
-    if config.warm_start.steps and not has_teacher(env):
-        steps = config.warm_start.steps
-        raise ConfigError("warm_start.steps", steps, f"{env.tag} has no scripted teacher; set it to 0")
+    env, train, held_out = make_batch(config, tokenizer)
+    for part in env.parts if isinstance(env, Mixture) else (env,):
+        if config.warm_start.steps and not has_teacher(part):
+            steps = config.warm_start.steps
+            raise ConfigError("warm_start.steps", steps, f"{part.tag} has no scripted teacher; set it to 0")
     rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size, config.rollout.truncation)
     diagnosis, training = config.diagnosis, config.training
     families = {
@@ -109,7 +187,7 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
     }
     update_spec = UpdateSpec(
         model, config.algorithm, config.optim, tokenizer.vocab_size,
-        max_sampled=env.config.max_turns * env.config.max_response_tokens,
+        max_sampled=max(p.config.max_turns * p.config.max_response_tokens for p in rollout_spec.parts),
         mini_batch_size=training.mini_batch_size, micro_batch_size=training.micro_batch_size,
         ppo_epochs=training.ppo_epochs, length_buckets=training.length_buckets, lora=section.lora,
         remat=training.remat,
@@ -119,7 +197,8 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
         stops=make_stop_table(tokenizer),
         rollout_spec=rollout_spec,
         diagnosis_spec=DiagnosisSpec(
-            model, tokenizer.vocab_size, env.prompt_capacity, env.config.max_response_tokens, diagnosis.num_samples,
+            model, tokenizer.vocab_size, env.prompt_capacity,
+            max(p.config.max_response_tokens for p in rollout_spec.parts), diagnosis.num_samples,
             tuple(f for f, on in families.items() if on), diagnosis.ema_decay, diagnosis.std_eps,
         ),
         update_spec=update_spec,
@@ -132,8 +211,15 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
 
 def draw_levels(setup: Setup, step: int, batch: int = 0, groups: int | None = None) -> jax.Array:
     """Indices of one step's training levels, by (seed, step, batch of the step); without repeats when the pool is large
-    enough. `groups`: how many, by default those of a training batch."""
+    enough. `groups`: how many, by default those of a training batch.
+
+    A mixture's are those of its parts one after another.
+    """
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(setup.config.run.seed), step), LEVEL)
     key = jax.random.fold_in(key, batch) if batch else key
-    groups, pool = groups or setup.config.rollout.env_groups, setup.env.num_levels
-    return jax.random.choice(key, pool, (groups,), replace=groups > pool).astype(jnp.int32)
+    drawn = []
+    for index, part in enumerate(setup.parts):
+        own = jax.random.fold_in(key, index) if setup.shares else key
+        count, pool = part.groups if setup.shares else groups or part.groups, part.env.num_levels
+        drawn.append(jax.random.choice(own, pool, (count,), replace=count > pool))
+    return jnp.concatenate(drawn).astype(jnp.int32)

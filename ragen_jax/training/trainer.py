@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from envs_jax.errors import ConfigError
+from envs_jax.turn import TurnState
 from ragen_jax.estimators import REGIME_NAMES, UNKNOWN, regime, regime_thresholds
 from ragen_jax.models import Params
 from ragen_jax.rl import init_state
@@ -54,11 +55,11 @@ from ragen_jax.training.programs import (
     rollout_program,
     update_program,
 )
-from ragen_jax.training.records import episode_records, write_records
-from ragen_jax.training.setup import Setup, build, draw_levels
+from ragen_jax.training.records import episode_records, first_rows, write_records
+from ragen_jax.training.setup import Part, Setup, build, draw_levels
 from ragen_jax.training.summary import summarise
 from ragen_jax.training.teachers import demonstrations, descriptions
-from ragen_jax.training.warm_start import Phase, imitate, play, read_aloud
+from ragen_jax.training.warm_start import Dialogues, Phase, imitate, merge_dialogues, play, read_aloud
 
 _DIAGNOSE = 7  # address of the diagnosis's random numbers within a step
 
@@ -134,20 +135,41 @@ def _prepare(setup: Setup) -> _Preparation:
     if not section.steps:
         return _Preparation(found, [])
 
-    def see(states: Any, key: jax.Array) -> list[str]:
-        return descriptions(setup.env, setup.train, states, key)
-
-    def speak(states: Any, key: jax.Array) -> list[str]:
-        return demonstrations(setup.env, setup.train, states, key, section.skill)
-
-    levels = jnp.arange(section.demonstrations) % setup.env.num_levels
     key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 0)
-    world = setup.env, setup.train, setup.tokenizer
-    phases = [Phase(play(*world, speak, levels, key), section.steps, section.batch_size)]
-    if section.reading_steps:
-        seen = read_aloud(*world, see, levels, key)
-        phases.insert(0, Phase(seen, section.reading_steps, section.reading_batch_size))
+    lessons = [_lessons(setup, part, key) for part in setup.parts]
+    phases = [
+        Phase(
+            merge_dialogues([read for read, _ in lessons]), section.reading_steps, section.reading_batch_size
+        ),
+        Phase(merge_dialogues([played for _, played in lessons]), section.steps, section.batch_size),
+    ]
     return _Preparation(found, phases)
+
+
+def _lessons(setup: Setup, part: Part, key: jax.Array) -> tuple[Dialogues, Dialogues]:
+    """What the teacher sees in the states that it meets, each read by itself, and its dialogues, in one environment.
+
+    Without reading steps its dialogues twice. The environment's share of all demonstrations is that of its groups.
+    """
+    section = setup.config.warm_start
+    met: list[TurnState] = []
+
+    def speak(states: TurnState, key: jax.Array) -> list[str]:
+        met.append(states)
+        return demonstrations(part.env, part.train, states, key, section.skill)
+
+    def see(states: TurnState, key: jax.Array) -> list[str]:
+        return descriptions(part.env, part.train, states, key)
+
+    count = max(1, section.demonstrations * part.groups // setup.config.rollout.env_groups)
+    world = part.env, part.train, setup.tokenizer
+    played = play(*world, speak, jnp.arange(count) % part.env.num_levels, key)
+    if not section.reading_steps:
+        return played, played
+    states = jax.tree.map(lambda *turns: np.concatenate(turns), *met)
+    live = ~(states.terminated | states.truncated)
+    states = jax.tree.map(lambda x: x[live], states)
+    return read_aloud(*world, see, states, key), played
 
 
 def _warm_start(setup: Setup, phases: list[Phase], progress: Progress) -> tuple[Params, float]:
@@ -345,7 +367,11 @@ class _Run:
         if metrics["train/nonfinite_count"]:
             self._keep_nonfinite(batch.all, step)
         if config.run.rollout_freq and (step == 1 or step % config.run.rollout_freq == 0):
-            self._keep_rollouts(traj, setup.train, step, "train", kept)
+            rows = first_rows(setup.env, traj, config.run.rollouts_kept)
+            write_records(
+                self.run_dir,
+                episode_records(traj, setup.env, setup.train, rows, step=step, split="train", keep=kept),
+            )
         return state, metrics
 
     def _collect(self, state: RunState, key: jax.Array, step: int) -> _Batch:
@@ -369,7 +395,7 @@ class _Run:
                     spec=setup.update_spec,
                     temperature=section.temperature,
                 )
-            more_keep, found, numbers = filter_program(more, entropy, section=section)
+            more_keep, found, numbers = filter_program(more, entropy, section=section, shares=setup.shares)
             everything.append(more)
             metrics.append(found)
             groups.append(numbers)
@@ -411,15 +437,13 @@ class _Run:
     def _evaluate(self, state: RunState, step: int) -> dict[str, float]:
         begun = time.monotonic()
         result = evaluate(self.setup, state.train.trainable, self.base)
-        self._keep_rollouts(result.episodes, self.setup.eval, step, "eval", None)
+        each = -(-self.config.run.rollouts_kept // len(result.episodes))
+        records = []
+        for part, traj in result.episodes:
+            rows = first_rows(part.env, traj, each)
+            records += episode_records(traj, part.env, part.eval, rows, step=step, split="eval")
+        write_records(self.run_dir, records)
         return result.metrics | {"timing_s/eval": time.monotonic() - begun}
-
-    def _keep_rollouts(self, traj: Any, params: Any, step: int, split: str, keep: np.ndarray | None) -> None:
-        rows = range(min(self.config.run.rollouts_kept, traj.tokens.shape[0]))
-        write_records(
-            self.run_dir,
-            episode_records(traj, self.setup.env, params, list(rows), step=step, split=split, keep=keep),
-        )
 
     def _keep_nonfinite(self, batches: list[Any], step: int) -> None:
         """Keeps the episodes with a reward or log-prob that is not finite, at most `rollouts_kept`."""

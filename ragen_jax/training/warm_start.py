@@ -16,6 +16,7 @@ from jax import Array
 
 from envs_jax.core import Tokenizer
 from envs_jax.errors import ConfigError
+from envs_jax.text.phrases import join
 from envs_jax.turn import TurnEnv, TurnParams, TurnState
 from ragen_jax.models import ModelConfig, Params, forward, unembedding
 from ragen_jax.scoring import token_logprobs
@@ -52,15 +53,21 @@ def _step(env: TurnEnv, keys: Array, state: Any, tokens: Array, length: Array, p
     return jax.vmap(env.step, in_axes=(0, 0, 0, 0, None))(keys, state, tokens, length, params)
 
 
+@partial(jax.jit, static_argnums=0)
+def _first_observations(env: TurnEnv, states: TurnState, params: TurnParams) -> Any:
+    def one(state: TurnState) -> Any:
+        return join(params.phrases, env.first_fragments(state, params), env.prompt_capacity)
+
+    return jax.vmap(one)(states)
+
+
 def read_aloud(
-    env: TurnEnv, params: TurnParams, tokenizer: Tokenizer, speak: Speaker, levels: Array, key: Array
+    env: TurnEnv, params: TurnParams, tokenizer: Tokenizer, see: Speaker, states: TurnState, key: Array
 ) -> Dialogues:
-    """First observations of `levels`, each followed by `speak(states, key) -> texts`; nothing is played."""
-    state, step = _reset(env, levels, params)
-    obs, obs_len = np.asarray(step.obs_tokens), np.asarray(step.obs_len)
-    texts = speak(state, key)
+    """States (leading axis N) as first observations, each followed by `see(states, key) -> texts`."""
+    obs, obs_len, _ = jax.device_get(_first_observations(env, states, params))
     given = [row[:length].tolist() for row, length in zip(obs, obs_len, strict=True)]
-    said = [tokenizer.encode(text) for text in texts]
+    said = [tokenizer.encode(text) for text in see(states, key)]
     rows = [g + s for g, s in zip(given, said, strict=True)]
     masks = [[False] * len(g) + [True] * len(s) for g, s in zip(given, said, strict=True)]
     return _packed(rows, masks, np.zeros(len(rows), bool))
@@ -107,6 +114,22 @@ def play(
         if not live.any():
             break
     return _packed(rows, masks, np.asarray(state.success))
+
+
+def merge_dialogues(dialogues: list[Dialogues]) -> Dialogues:
+    """All dialogues in one table, as long as the longest."""
+    if len(dialogues) == 1:
+        return dialogues[0]
+    longest = max(d.tokens.shape[1] for d in dialogues)
+
+    def wide(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, ((0, 0), (0, longest - x.shape[1])))
+
+    return Dialogues(
+        np.concatenate([wide(d.tokens) for d in dialogues]),
+        np.concatenate([wide(d.sampled) for d in dialogues]),
+        np.concatenate([d.success for d in dialogues]),
+    )
 
 
 @partial(jax.jit, static_argnames=("cfg", "optimiser", "valid_vocab"), donate_argnums=(0, 1))

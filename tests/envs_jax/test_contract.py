@@ -38,7 +38,7 @@ ANSWERS: dict[str, Callable[[random.Random, str], str]] = {
     "SimpleSudoku": sudoku,
     "MediumSudoku": sudoku,
     "Countdown": lambda rng, state: "+".join(re.findall(r"\d+", state)[: rng.randint(1, 4)]),
-    "MetamathQA": lambda rng, state: str(rng.randint(0, 20)),
+    "MetaMathQA": lambda rng, state: str(rng.randint(0, 20)),
     "SearchQA": lambda rng, state: f"{rng.choice(['search', 'search', 'finish'])}[{word(rng, state)}]",
     "WebShop": lambda rng, state: rng.choice(
         [f"search[{word(rng, state)}]", "click[buy now]", "click[next >]"]

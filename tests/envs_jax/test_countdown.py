@@ -79,7 +79,11 @@ def test_generated_instances_are_solvable_with_all_operations() -> None:
 
 def test_solvers_equal_brute_force() -> None:
     rng = random.Random(0)
-    cases = [([rng.randint(0, 12) for _ in range(rng.randint(2, 4))], rng.randint(0, 60)) for _ in range(120)]
+    cases = []
+    for _ in range(120):
+        drawn_numbers = [rng.randint(0, 12) for _ in range(rng.randint(2, 4))]
+        signed = abs(sum(rng.choice((1, -1)) * n for n in drawn_numbers))
+        cases.append((drawn_numbers, signed if rng.random() < 0.4 else rng.randint(0, 60)))
     cases += [
         ([8, 3, 8, 3], 24),
         ([5, 5, 5, 1], 24),
@@ -95,7 +99,7 @@ def test_solvers_equal_brute_force() -> None:
     signs = np.asarray(are_solvable(numbers, count, target, operations="+-", sizes=(2, 4)))
     assert full.tolist() == [t in makeable(tuple(sorted(map(Fraction, n)))) for n, t in cases]
     assert signs.tolist() == [sign_solution(n, t) is not None for n, t in cases]
-    assert 10 < int(signs.sum()) < int(full.sum()) < 110
+    assert 40 < int(signs.sum()) < int(full.sum()) < 110
 
 
 def test_five_numbers() -> None:
@@ -224,12 +228,11 @@ def test_exploits_earn_nothing_by_default_and_are_paid_by_the_published_rules() 
 
 
 def test_published_tolerance() -> None:
-    case = [([1, 99, 98, 97], 1)]  # 98 * 97 * (1 / 99) is far; 99 / 98 - 1 / 97 = 0.99989...
-    near = ["99/98-1/97", "98/97*(1/99)", "1*(99-98)*97"]
-    assert judged(near, case * 3).reward.round(3).tolist() == [pytest.approx(0.1)] * 3
-    tiny = [([1, 99], 1), ([99, 98, 97, 1], 1)]
-    out = judged(["99/98/97*1", "1+99*0"], [tiny[1], tiny[0]], reference_rules=True)
-    assert out.reward[1] == 0.0
+    texts = ["1/99/98/97", "1/99/98*97", "1*(99-98)*97"]  # 1.06e-6, about 0.01, 97
+    cases = [([1, 99, 98, 97], 0)] * 3
+    paid = judged(texts, cases, reference_rules=True)
+    assert paid.reward.tolist() == [1.0, pytest.approx(0.1), pytest.approx(0.1)]
+    assert judged(texts, cases).reward.tolist() == [pytest.approx(0.1)] * 3
 
 
 def test_an_answer_too_long_to_be_read_is_told_and_earns_nothing() -> None:

@@ -37,7 +37,7 @@ def test_every_rule_is_explained() -> None:
 def test_worked_example(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert 55 <= len([line for line in block.splitlines() if line.strip()]) <= 80
-    exec(compile(block, "environments.md", "exec"), {"__name__": "example"})
+    exec(compile(block, "environments.md", "exec", dont_inherit=True), {"__name__": "example"})
     assert "executed=" in capsys.readouterr().out
     env, params = envs_jax.make("Corridor", num_levels=16, max_turns=5)
 

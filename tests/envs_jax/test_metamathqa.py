@@ -169,7 +169,7 @@ def test_numeric_check_takes_equal_numbers() -> None:
 def test_long_answers_are_told_and_wrong() -> None:
     env, params = made()
     right = labels(env)
-    (out,), _ = play(env, params, lambda level, _: answer(" 1" * 64 + "1" if level else right[0]), 1)
+    (out,), _ = play(env, params, lambda level, _: answer("1" * 130 if level else right[0]), 1)
     assert out.info.metrics[:, 1].tolist() == [0.0] + [1.0] * (LEVELS - 1)
     assert out.success.tolist() == [True] + [False] * (LEVELS - 1)
     assert not out.info.text_overflow.any()
@@ -194,7 +194,7 @@ def test_normalising_is_of_ascii_alone() -> None:
 
 # -- text ---------------------------------------------------------------------------------------------------
 def test_questions_are_shown_whole_and_borders_are_pretoken_borders() -> None:
-    env, params = made()
+    env, params = made(chat="plain")
     phrases = env.env.phrases()
     assert len(set(phrases)) == len(phrases)
     for level in range(LEVELS):

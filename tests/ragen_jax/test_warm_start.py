@@ -16,9 +16,15 @@ from ragen_jax.training.warm_start import Dialogues, Phase, imitate, read_aloud
 def test_read_aloud_is_the_first_observation_and_what_is_seen() -> None:
     env, params = envs_jax.make("FrozenLake", p=0.6, style="brief", num_levels=16, max_response_tokens=200)
     tokenizer = ByteTokenizer()
-    levels, key = jnp.arange(16), jax.random.key(3)
+    levels = jnp.arange(16)
+    states, _ = jax.vmap(env.reset, in_axes=(0, None))(levels, params)
     seen = read_aloud(
-        env, params, tokenizer, lambda states, key: descriptions(env, params, states, key), levels, key
+        env,
+        params,
+        tokenizer,
+        lambda states, key: descriptions(env, params, states, key),
+        states,
+        jax.random.key(3),
     )
     for row in range(16):
         _, first = env.reset(levels[row], params)

@@ -17,6 +17,7 @@ MAX_SEARCHES = 200  # of one grid before generation gives up
 MAX_MASKS = 2000  # draws of the empty cells of one grid before generation gives up
 LANES = 512  # drawn for at a time
 
+Search = tuple[Array, Array, Array, Array, Array]  # steps, cell, digits, digits tried, digits of each unit
 Propose = Callable[[Array, Array], tuple[Array, Array]]  # keys, lanes -> values, whether they are good
 
 
@@ -55,7 +56,7 @@ def _search(key: Array, box: int) -> tuple[Int[Array, " S"], Bool[Array, ""]]:
     digits = jnp.arange(n, dtype=jnp.int32)
     one = jnp.int32(1)
 
-    def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def step(carry: Search) -> Search:
         number, cell, grid, tried, used = carry
         mine, old = own[cell], grid[cell]
         used = used.at[mine].add(-jnp.where(old < 0, 0, one << jnp.maximum(old, 0)))  # as it comes back here
@@ -71,7 +72,7 @@ def _search(key: Array, box: int) -> tuple[Int[Array, " S"], Bool[Array, ""]]:
         ahead = jnp.where(found, 1, -1).astype(jnp.int32)
         return number + one, cell + ahead, grid.at[cell].set(digit), tried, used.at[mine].add(bit)
 
-    start = (
+    start: tuple[Array, ...] = (
         jnp.int32(0),
         jnp.int32(0),
         jnp.full(n * n, -1, jnp.int32),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from envs_jax.errors import ConfigError
 from envs_jax.tasks.search_qa.corpus import Corpus, CorpusConfig, Passage, Question
+from envs_jax.text.retrieval import STOP_WORDS
 
 SHARES = {"country": 1, "city": 5, "person": 8, "book": 5, "company": 5}  # of 24 passages
 EVAL_SHARE = 8  # one subject in 8 is for evaluation
@@ -74,7 +75,7 @@ class _Names:
     def fresh(self, make: Callable[[], str]) -> str:
         for _ in range(10_000):
             name = make()
-            if name.lower() not in self.taken:
+            if name.lower() not in self.taken and name.lower() not in STOP_WORDS:
                 self.taken.add(name.lower())
                 return name
         raise ConfigError("num_passages", len(self.taken), "too many for the names there are; use fewer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -199,35 +199,10 @@ class SearchQA(Environment):
 
     # -- pure functions ------------------------------------------------------------------------------------
     def init_params(self, key: Array, split: str = "train") -> SearchQAParams:
-        lexicon, index = _index(self._source)
         train, evaluation = (len(self.corpus.questions[s]) for s in ("train", "eval"))
         first, count = (0, train) if split == "train" else (train, evaluation)
         order = jax.random.permutation(key, count)[jnp.arange(self.num_levels) % count]
-        questions = self.questions
-        answers = [q.answer.encode() for q in questions]
-        data = np.zeros((len(answers), GOLD_BYTES), np.uint8)
-        for row, answer in zip(data, answers, strict=True):
-            if len(answer) > GOLD_BYTES:
-                raise ConfigError(
-                    "dataset", answer.decode(), f"answers of more than {GOLD_BYTES} bytes do not fit"
-                )
-            row[: len(answer)] = np.frombuffer(answer, np.uint8)
-        sizes = jnp.asarray([len(a) for a in answers], jnp.int32)
-        gold = jax.jit(jax.vmap(similarity.answer_words))(jnp.asarray(data), sizes)
-        longest = max(int(gold.count.max()), 1)
-        support = np.full((len(questions), max([1, *(len(q.support) for q in questions)])), -1, np.int32)
-        for place, question in enumerate(questions):
-            support[place, : len(question.support)] = question.support
-        _, passage_phrase, question_phrase = self._text
-        return SearchQAParams(
-            lexicon=lexicon,
-            index=self._dense(lexicon, index) if self.retriever == "dense" else index,
-            levels=(first + order).astype(jnp.int32),
-            gold=Words(gold.hash[:, :longest], gold.count, gold.overflow),
-            support=jnp.asarray(support),
-            passage_phrase=jnp.asarray(passage_phrase),
-            question_phrase=jnp.asarray(question_phrase),
-        )
+        return replace(_tables(self), levels=(first + order).astype(jnp.int32))
 
     def _dense(self, lexicon: Lexicon, index: Bm25Index) -> DenseIndex:
         if self.vectors is None:
@@ -308,3 +283,37 @@ class SearchQA(Environment):
             effective=finish | jnp.any(results >= 0),
             metrics=metrics,
         )
+
+
+@functools.lru_cache(maxsize=4)
+def _tables(env: SearchQA) -> SearchQAParams:
+    """Everything but the pool of levels, which is empty."""
+    lexicon, index = _index(env._source)
+    questions = env.questions
+    answers = [q.answer.encode() for q in questions]
+    data = np.zeros((len(answers), GOLD_BYTES), np.uint8)
+    for row, answer in zip(data, answers, strict=True):
+        if len(answer) > GOLD_BYTES:
+            raise ConfigError(
+                "dataset", answer.decode(), f"answers of more than {GOLD_BYTES} bytes do not fit"
+            )
+        row[: len(answer)] = np.frombuffer(answer, np.uint8)
+    sizes = jnp.asarray([len(a) for a in answers], jnp.int32)
+    gold = jax.jit(jax.vmap(similarity.answer_words))(jnp.asarray(data), sizes)
+    empty = np.flatnonzero(np.asarray(gold.count) == 0)
+    if len(empty):
+        raise ConfigError("dataset", questions[empty[0]].answer, "an answer of articles or punctuation alone")
+    longest = int(gold.count.max())
+    support = np.full((len(questions), max([1, *(len(q.support) for q in questions)])), -1, np.int32)
+    for place, question in enumerate(questions):
+        support[place, : len(question.support)] = question.support
+    _, passage_phrase, question_phrase = env._text
+    return SearchQAParams(
+        lexicon=lexicon,
+        index=env._dense(lexicon, index) if env.retriever == "dense" else index,
+        levels=jnp.zeros(0, jnp.int32),
+        gold=Words(gold.hash[:, :longest], gold.count, gold.overflow),
+        support=jnp.asarray(support),
+        passage_phrase=jnp.asarray(passage_phrase),
+        question_phrase=jnp.asarray(question_phrase),
+    )

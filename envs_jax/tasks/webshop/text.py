@@ -94,7 +94,8 @@ def build_text(catalogue: Catalogue) -> ShopText:
 
     row, click, sub = [], [], []
     page_phrase, page_value, page_offsets = [], [], [0]
-    value_kind, value_click, value_text, value_offsets = [], [], [], [0]
+    value_click, value_text, value_offsets = [], [], [0]
+    value_kind: list[int] = []
     for product in catalogue.products:
         price = " to ".join(map(amount, product.prices))
         row.append([number(SEP + product.asin), number(SEP + product.title), number(SEP + price)])
