@@ -125,8 +125,8 @@ def test_equals_brute_force_in_numpy():
 @pytest.mark.parametrize("cfg", [TINY, UNTIED], ids=["tied", "untied"])
 def test_equals_concatenation(cfg, memory_bytes, monkeypatch):
     """Ragged contexts and traces; all at once, contexts in groups, and traces in several streams."""
-    monkeypatch.setattr(cross, "_QUERIES", 8)
-    monkeypatch.setattr(cross, "_STEP_TOKENS", 16)
+    monkeypatch.setattr(packing, "_QUERIES", 8)
+    monkeypatch.setattr(packing, "_STEP_TOKENS", 16)
     params = random_params(cfg)
     contexts, traces = batch(cfg, p=5, g=3, lx=13, t=21)
     traces = Traces(traces.tokens % 50, traces.length)
