@@ -18,14 +18,15 @@ import optax
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from ragen_jax.models import ModelConfig, Params, forward, unembedding
+from ragen_jax.models import ModelConfig, Params, forward
 from ragen_jax.models.lora import LoraConfig
 from ragen_jax.rl.advantages import gae_advantages, grpo_advantages, token_rewards, whiten
+from ragen_jax.rl.layout import stored, whole_everywhere
 from ragen_jax.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig, TrainState, critic_values, optimiser, policy_params
 from ragen_jax.rollout import Trajectories
-from ragen_jax.scoring import token_logprobs
+from ragen_jax.scoring import policy_logprobs
 
 
 @dataclass(frozen=True)
@@ -149,18 +150,14 @@ def _score(
     )
 
     def at_length(length: int, rows: Array, real: Array) -> tuple[Array, Array, Array]:
-        tokens = traj.tokens[rows, :length]
+        tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
         where, found = _sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
         targets = _at(tokens, where)
 
         def logprob(params: Params) -> Array:
             h = _hidden_before(forward(params, spec.model, tokens, remat="none"), where)
-            lp, _ = token_logprobs(
-                h,
-                unembedding(params, spec.model).astype(spec.model.compute_dtype),
-                targets,
-                temperature=temperature,
-                valid_vocab=spec.valid_vocab,
+            lp, _ = policy_logprobs(
+                params, spec.model, h, targets, temperature=temperature, valid_vocab=spec.valid_vocab
             )
             return lp
 
@@ -210,17 +207,16 @@ def _loss(
     """One microbatch's share of the minibatch loss, and its metrics."""
     objective = spec.objective
     policy = policy_params(trainable, base, spec.lora)
-    tokens = traj.tokens[rows, :length]
+    tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
     where, found = _sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
     found = found.reshape(-1)
 
     def pick(x: Array) -> Array:
         return jnp.where(found, _at(x[rows, :length], where), 0.0)
 
-    logprob, entropy = token_logprobs(
-        _hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
-        unembedding(policy, spec.model).astype(spec.model.compute_dtype), _at(tokens, where),
-        temperature=temperature, valid_vocab=spec.valid_vocab,
+    logprob, entropy = policy_logprobs(
+        policy, spec.model, _hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
+        _at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
     )  # fmt: skip
     logprob = jnp.where(found, logprob, 0.0)
     old = jax.lax.stop_gradient(logprob) if on_policy else pick(targets.old)
@@ -290,6 +286,7 @@ def update(
     objective = spec.objective
     if objective.use_kl_loss and reference is None:
         raise ValueError("algorithm.use_kl_loss needs a reference policy: pass reference=")
+    traj, keep = whole_everywhere((traj, keep), spec.model)  # some numbers a token: every device picks its rows
     batch, slots = traj.tokens.shape
     temperature = jnp.asarray(temperature, jnp.float32)
     kept = jnp.repeat(keep, traj.group_size)
@@ -356,9 +353,9 @@ def update(
         def accumulate(j: Array, carry: tuple[Any, Tally]) -> tuple[Any, Tally]:
             rows, real, bucket = pick(j)
             grad, out = jax.lax.switch(bucket, branches, rows, real)
-            return jax.tree.map(jnp.add, carry[0], grad), carry[1] + out
+            return stored(jax.tree.map(jnp.add, carry[0], grad), spec.model), carry[1] + out
 
-        zeros = jax.tree.map(jnp.zeros_like, state.trainable)
+        zeros = stored(jax.tree.map(jnp.zeros_like, state.trainable), spec.model)
         grad, tally = jax.lax.fori_loop(0, number, accumulate, (zeros, tally))
         norms = {part: optax.tree.norm(g) for part, g in grad.items()}
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
@@ -367,7 +364,7 @@ def update(
             optax.apply_updates(state.trainable, changes), opt_state, state.updates + 1, state.skipped
         )
         stayed = TrainState(state.trainable, state.opt_state, state.updates, state.skipped + 1)
-        state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), stepped, stayed)
+        state = stored(jax.tree.map(lambda a, b: jnp.where(finite, a, b), stepped, stayed), spec.model)
         sums = dict(tally.sums)
         for part, name in _norm_names(grad).items():
             norm = jnp.where(finite, norms[part], 0.0)
@@ -383,4 +380,5 @@ def update(
         {n: jnp.zeros(2, jnp.float32) for n in names},
         {n: jnp.float32(-jnp.inf) for n in ("rollout/sampler_logprob_diff_max", "actor/ratio_max")},
     )
-    return jax.lax.fori_loop(0, steps * spec.ppo_epochs, minibatch_step, (state, empty))
+    state, tally = jax.lax.fori_loop(0, steps * spec.ppo_epochs, minibatch_step, (state, empty))
+    return stored(state, spec.model), whole_everywhere(tally, spec.model)

@@ -85,6 +85,8 @@ def diagnose(
     column. X of a turn is everything before its reasoning; Z its think span. Returns metrics under the reference's
     names, the new moving averages, and for each family the sample with its cross-scores.
     """
+    if spec.model.placement is not None:
+        traj = spec.model.placement.replicate(traj)
     valid = (traj.think_end > traj.think_start) & traj.taken
     metrics: dict[str, Array] = {}
     new_ema, samples = {}, {}
