@@ -46,7 +46,8 @@ def _parser() -> _Parser:
         return commands.add_parser(name, help=help, description=help, **kwargs)
 
     train = command("train", "Train a policy, or go on with an interrupted run.", epilog=OVERRIDES)
-    train.add_argument("--config", type=Path, metavar="FILE", help="YAML file (default: every default)")
+    text = "YAML file (default: every default); again: a file whose fields go over those before it"
+    train.add_argument("--config", type=Path, action="append", metavar="FILE", help=text)
     train.add_argument(
         "--resume", type=Path, metavar="RUN", help="run to go on with, from its newest checkpoint"
     )
@@ -57,12 +58,18 @@ def _parser() -> _Parser:
     for name, text in (
         ("eval", "Success of a policy on held-out levels, with its interval, beside simple baselines."),
         ("diagnose", "Collapse metrics of a policy on an environment, with the reasoning that was scored."),
+        (
+            "gradients",
+            "Gradient norms and signal against noise by reward variance; changes nothing in a run.",
+        ),
     ):
         sub = command(name, text, epilog=OVERRIDES)
         sub.add_argument("source", metavar="SOURCE", help=source_help)
         sub.add_argument("--step", type=int, metavar="N", help="checkpoint of a run (default: the newest)")
         if name == "diagnose":
             sub.add_argument("--show", type=int, default=8, metavar="N", help="traces to print (default: 8)")
+        if name == "gradients":
+            sub.add_argument("--plots", type=Path, metavar="DIR", help="write plots there, as PNG")
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
     report = command("report", "Write a run's report.html: curves, regime plane, rollout reader.")
@@ -118,7 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if others and not others[0].startswith("-") and others[0] not in _COMMANDS:
             raise ValueError(f"no command {others[0]!r}; {suggestion(others[0], _COMMANDS)}")
         args = _parser().parse_args(others)
-        takes = args.command in ("train", "eval", "diagnose", "play") or getattr(args, "action", "") == "show"
+        takes = (
+            args.command in ("train", "eval", "diagnose", "gradients", "play")
+            or getattr(args, "action", "") == "show"
+        )
         if overrides and not takes:
             raise ValueError(f"{args.command} takes no --{overrides[0].partition('=')[0]}")
         _quiet_and_cached()
@@ -217,6 +227,26 @@ def _diagnose(args: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _gradients(args: argparse.Namespace, overrides: list[str]) -> int:
+    import json
+
+    from ragen_jax.console import gradient_table
+    from ragen_jax.training.gradients import as_metrics, probe, write_plots
+    from ragen_jax.training.metrics import finite
+    from ragen_jax.training.policy import load_policy
+
+    policy = load_policy(args.source, overrides, step=args.step)
+    buckets = probe(policy)
+    paths = write_plots(buckets, args.plots, str(args.source)) if args.plots is not None else []
+    if args.json:
+        print(json.dumps(finite({"source": args.source, "metrics": as_metrics(buckets)})))
+        return 0
+    _console().print(gradient_table(policy.setup, buckets))
+    for path in paths:
+        print(path)
+    return 0
+
+
 def _report(args: argparse.Namespace, overrides: list[str]) -> int:
     from ragen_jax.report import write_report
 
@@ -257,8 +287,8 @@ def _models(args: argparse.Namespace, overrides: list[str]) -> int:
 
 
 _COMMANDS = {
-    "train": _train, "eval": _eval, "diagnose": _diagnose, "report": _report, "envs": _envs, "play": _play,
-    "models": _models,
+    "train": _train, "eval": _eval, "diagnose": _diagnose, "gradients": _gradients, "report": _report,
+    "envs": _envs, "play": _play, "models": _models,
 }  # fmt: skip
 
 if __name__ == "__main__":

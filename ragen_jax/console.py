@@ -14,6 +14,7 @@ from rich.text import Text
 
 import envs_jax
 from ragen_jax.models.hub import MODELS, pulled
+from ragen_jax.rl.gradient_analysis import Bucket
 from ragen_jax.training.diagnosis import FAMILIES
 from ragen_jax.training.evaluation import Evaluation
 from ragen_jax.training.policy import Diagnosis
@@ -115,6 +116,35 @@ def diagnosis_tables(setup: Setup, diagnosis: Diagnosis) -> Iterator[RenderableT
             f"log p = {trace['own_logprob']:.1f} under its prompt, most likely under {trace['best_prompt']}"
         )
         yield Panel(Text(trace["reasoning"]), title=Text(title), title_align="left")
+
+
+def gradient_table(setup: Setup, buckets: list[Bucket]) -> Table:
+    """Norms, signal and noise of each bucket of prompts."""
+    columns = (
+        "prompts",
+        "reward std",
+        "|task|",
+        "|KL|",
+        "|entropy|",
+        "signal^2",
+        "noise",
+        "reg^2",
+        "signal^2 / noise",
+    )
+    kind = setup.config.algorithm.adv_estimator
+    table = _table(f"{setup.env.tag}: gradients by reward variance, {kind}", "bucket", *columns)
+
+    def interval(x: tuple[float, float, float]) -> str:
+        return f"{x[0]:.3g} [{x[1]:.2g}, {x[2]:.2g}]"
+
+    for b in buckets:
+        low, high = b.reward_std[1:]
+        table.add_row(
+            b.name, str(len(b.prompts)), f"{b.reward_std[0]:.3g} ({low:.2g} to {high:.2g})",
+            *(f"{b.norms[p]:.3g}" for p in ("task", "kl", "entropy")),
+            *(interval(x) for x in (b.signal, b.noise, b.reg, b.snr)),
+        )  # fmt: skip
+    return table
 
 
 def env_table() -> Table:

@@ -8,6 +8,7 @@ at once.
 from ragen_jax.estimators.bootstrap import bootstrap_rows, mi_interval, retrieval_interval
 from ragen_jax.estimators.collapse import CollapseEma, collapse_metrics, collapse_metrics_rows
 from ragen_jax.estimators.entropy import conditional_entropy, marginal_entropy
+from ragen_jax.estimators.filter_scores import filter_scores
 from ragen_jax.estimators.mutual_information import (
     ceiling_rows,
     marginal,
@@ -49,7 +50,12 @@ from ragen_jax.estimators.retrieval import (
     retrieval_accuracy,
     retrieval_chance,
 )
-from ragen_jax.estimators.rewards import reward_variance, reward_variance_stats
+from ragen_jax.estimators.rewards import (
+    chance_std_over_mean,
+    reward_variance,
+    reward_variance_noise,
+    reward_variance_stats,
+)
 from ragen_jax.estimators.selection import select_groups, selection_stats
 from ragen_jax.estimators.zscore import (
     Ema,
@@ -75,10 +81,12 @@ __all__ = [
     "bootstrap_rows",
     "ceiling_rows",
     "chance_rows",
+    "chance_std_over_mean",
     "collapse_metrics",
     "collapse_metrics_rows",
     "conditional_entropy",
     "ema_update",
+    "filter_scores",
     "grouped_scores",
     "marginal",
     "marginal_entropy",
@@ -102,6 +110,7 @@ __all__ = [
     "retrieval_chance",
     "retrieval_interval",
     "reward_variance",
+    "reward_variance_noise",
     "reward_variance_stats",
     "row_mean",
     "sample_first_turn",

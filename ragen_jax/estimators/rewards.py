@@ -44,6 +44,41 @@ def reward_variance(rewards: Float[Array, "P G"], *, tol: float = CONSTANT_TOL) 
     return jnp.where(finite, std, jnp.nan)
 
 
+def reward_variance_noise(rewards: Float[Array, "P G"]) -> Float[Array, " P"]:
+    """Variance of each group's standard deviation as an estimate: jackknife over its members, reward^2.
+
+    (G - 1) / G times the sum of squares of the standard deviations without one member each, about their mean (Efron
+    1982). NaN where a reward is NaN or infinite.
+
+    Raises:
+        ValueError: rewards not two-dimensional, or groups of fewer than three.
+    """
+    rewards = jnp.asarray(rewards)
+    if rewards.ndim != 2 or rewards.shape[1] < 3:
+        raise ValueError(f"rewards must be [prompts, group of at least 3], got {rewards.shape}")
+    group = rewards.shape[1]
+    others = jnp.arange(group - 1)[None] + (jnp.arange(group - 1)[None] >= jnp.arange(group)[:, None])
+    without_one = reward_variance(rewards[:, others].reshape(-1, group - 1)).reshape(-1, group)
+    spread = without_one - without_one.mean(axis=1, keepdims=True)
+    return (group - 1) / group * jnp.square(spread).sum(axis=1)
+
+
+def chance_std_over_mean(rewards: Float[Array, "P G"]) -> Float[Array, ""]:
+    """The Std/Mean of reward variance that its error alone would give if all prompts had the same one.
+
+    Root of the mean of `reward_variance_noise` over the mean of `reward_variance`. Where the observed Std/Mean is not
+    above it, prompts do not differ by more than chance, and choosing among them by their variance is choosing at
+    random. 0 where no group varies, NaN with no group.
+    """
+    spread, noise = reward_variance(rewards), reward_variance_noise(rewards)
+    known = jnp.isfinite(spread)
+    count = known.sum()
+    mean = jnp.where(known, spread, 0).sum() / jnp.maximum(count, 1)
+    error = jnp.sqrt(jnp.where(known, noise, 0).sum() / jnp.maximum(count, 1))
+    ratio = jnp.where(mean > 0, error / jnp.where(mean > 0, mean, 1), 0)
+    return jnp.where(count > 0, ratio, jnp.nan)
+
+
 def reward_variance_stats(
     rewards: Float[Array, "P G"], *, tol: float = CONSTANT_TOL
 ) -> dict[str, Float[Array, ""]]:

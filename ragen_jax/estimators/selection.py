@@ -1,4 +1,4 @@
-"""Which prompts' groups to train on: the four strategies of RAGEN-2's rollout filter, as masks.
+"""Which prompts' groups to train on: the strategies of RAGEN-2's rollout filter, as masks.
 
 Let s_1 .. s_n be the scores that remain after zeros are dropped (if asked) and after scores that are NaN or
 infinite, which are never selected. With none left, nothing is selected. Ties go to the lower index.
@@ -13,6 +13,8 @@ top_p, softmax        p = softmax(s), or softmax(-s) for "smallest", sorted desc
 top_k                 the int(value * P) best, P counting all groups; at least 1, at most n.
 top_k_abs             the int(value) best, likewise.
 min_p                 largest: s >= value * max(s) - 1e-10; smallest: s <= min(s) / (value + 1e-10) + 1e-10.
+quartile              the quarter that value numbers, 1 the lowest scores and 4 the highest, whatever the type: of
+                      n scores in ascending order, those of rank r (from 0) with 4 r // n == value - 1.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-Strategy = Literal["top_p", "top_k", "top_k_abs", "min_p"]
+Strategy = Literal["top_p", "top_k", "top_k_abs", "min_p", "quartile"]
 Direction = Literal["largest", "smallest"]
 ProbMode = Literal["linear", "softmax"]
 EpsMode = Literal["absolute", "relative"]
@@ -49,7 +51,7 @@ def select_groups(
     Args:
         scores: one score a group, in float32. NaN and infinities are never selected.
         strategy: static.
-        value: share, count or ratio of the strategy; a number or, without recompiling, a traced scalar. A
+        value: share, count, ratio or number of the strategy; a number or, without recompiling, a traced scalar. A
             number gives int(value * P) in double precision as Python does, a traced scalar in float32.
         type: static; whether large or small scores are wanted.
         include_zero: static; False first drops scores with |s| <= zero_tol.
@@ -80,6 +82,9 @@ def select_groups(
     order = jnp.argsort(-wanted, stable=True)
     ranked_left = jnp.arange(total) < n
 
+    if strategy == "quartile":
+        rank = jnp.argsort(jnp.argsort(jnp.where(left, scores, jnp.inf), stable=True), stable=True)
+        return left & (4 * rank // jnp.maximum(n, 1) == jnp.asarray(value, jnp.int32) - 1)
     if strategy == "min_p":
         if type == "largest":
             best = jnp.max(wanted)

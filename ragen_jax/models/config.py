@@ -69,9 +69,7 @@ class ModelConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"model.dtype is {self.dtype!r}; use 'float32' or 'bfloat16'")
         if self.placement is not None:
-            weights = {
-                ".".join(path): (spec.shape, spec.axes) for path, spec in weight_specs(self).items()
-            }
+            weights = {".".join(path): (spec.shape, spec.axes) for path, spec in weight_specs(self).items()}
             check_rules(self.placement.rules, self.placement.mesh.shape, self, weights)
 
     @property

@@ -62,7 +62,9 @@ def unembedding(params: Params, cfg: ModelConfig) -> Float[Array, "V D"]:
 
 def embed(params: Params, cfg: ModelConfig, tokens: Int[Array, "B *n"]) -> Float[Array, "B *n D"]:
     """Embeddings of ids, in the compute dtype."""
-    table = cfg.constrain(params["embed"]["weight"].astype(cfg.compute_dtype), "vocab", "embed", gathered=True)
+    table = cfg.constrain(
+        params["embed"]["weight"].astype(cfg.compute_dtype), "vocab", "embed", gathered=True
+    )
     return cfg.constrain(table[tokens], "batch")
 
 

@@ -1,8 +1,8 @@
 """Which mesh axis splits which dimension: one table for weights and activations, checked against the model.
 
 Dimensions have logical names (`batch`, `embed`, `heads`, ...). A `ShardingRules` says over which mesh axes each is
-split, a `Placement` ties the rules to a mesh. Weights have two layouts: stored (split over `fsdp` too, as the masters, the
-gradients and the optimiser's moments are) and gathered (whole over `fsdp`, split over `tensor`), which is what
+split, a `Placement` ties the rules to a mesh. Weights have two layouts: stored (split over `fsdp` too, as the masters,
+the gradients and the optimiser's moments are) and gathered (whole over `fsdp`, split over `tensor`), which is what
 computing, decoding and scoring use.
 """
 
@@ -81,7 +81,9 @@ def check_rules(rules: ShardingRules, sizes: Mapping[str, int], model: _Model, w
         for axis in axes:
             if axis not in sizes:
                 raise ConfigError(
-                    f"parallel.rules.{name}", axes, f"the mesh has no axis {axis!r}; its axes: {', '.join(sizes)}"
+                    f"parallel.rules.{name}",
+                    axes,
+                    f"the mesh has no axis {axis!r}; its axes: {', '.join(sizes)}",
                 )
 
     def ways(logical: str) -> int:
@@ -97,7 +99,9 @@ def check_rules(rules: ShardingRules, sizes: Mapping[str, int], model: _Model, w
         remedy = f"use a size that divides them: {_divisors(kv)}"
         if ways("heads") % kv == 0:
             remedy += ", or let devices hold copies of them: parallel.replicate=[kv_heads]"
-        raise ConfigError("parallel.tensor", ways("kv_heads"), f"the model has {kv} key-value heads; {remedy}")
+        raise ConfigError(
+            "parallel.tensor", ways("kv_heads"), f"the model has {kv} key-value heads; {remedy}"
+        )
     if ways("kv_heads") < ways("heads") and ways("heads") % kv and kv % ways("heads"):
         raise ConfigError(
             "parallel.tensor", ways("heads"),
@@ -153,8 +157,12 @@ class Placement:
         return NamedSharding(self.mesh, self.rules.spec(axes, gathered=gathered))
 
     def constrain(self, x: Array, axes: Axes, *, gathered: bool = False) -> Array:
-        """x with its layout fixed. Inside `jax.shard_map`, where rows are split by hand, by the other axes alone."""
-        spec = self.rules.spec(axes, gathered=gathered)
+        """x with its layout fixed; a dimension that its axes do not divide stays whole.
+
+        Inside `jax.shard_map`, where rows are split by hand, by the other axes alone.
+        """
+        fitting = [a if a and n % self.ways(a) == 0 else None for n, a in zip(x.shape, axes, strict=False)]
+        spec = self.rules.spec(fitting, gathered=gathered)
         manual = manual_axes()
         if not manual:
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))

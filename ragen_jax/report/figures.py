@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ragen_jax.report import plots
+from ragen_jax.report import gradients, phases, plots
 from ragen_jax.report.regime_plane import regime_plane
 from ragen_jax.report.run_directory import Run, read_run
 from ragen_jax.report.style import style, to_png
@@ -23,6 +23,7 @@ class FigureOf:
     caption: str
     draw: Callable[[Run], Figure]
     wide: bool = False
+    needs: str = ""  # a metric's name, as a pattern: without it the figure is left out, not drawn empty
 
 
 FIGURES: Sequence[FigureOf] = (
@@ -84,10 +85,36 @@ FIGURES: Sequence[FigureOf] = (
         lambda run: plots.reward_variance(run.table),
     ),
     FigureOf(
+        "prompt_rewards",
+        "Rewards of prompts over training",
+        "Mean reward of each prompt in the first, middle and last third of training. Prompts at the ends are always "
+        "lost or always won and have no variance to learn from.",
+        lambda run: phases.prompt_rewards(run.groups),
+        wide=True,
+    ),
+    FigureOf(
         "kept",
         "Prompts kept by the filter",
         "Share of each step's prompts that the update used.",
         lambda run: plots.kept(run.table),
+    ),
+    FigureOf(
+        "gradient_norms",
+        "Gradients by reward variance",
+        "Norm of the mean gradient of each bucket of prompts, on one scale: of the task, and of the regularisers (KL "
+        "and entropy). Norms include sampling noise; the next figure does not.",
+        lambda run: gradients.gradient_norms(run.table),
+        wide=True,
+        needs="grad_norm/",
+    ),
+    FigureOf(
+        "gradient_snr",
+        "Signal and noise of the task gradient",
+        "Unbiased estimates from independent halves of each group, with 95 % intervals over prompts. Noise is that of "
+        "one prompt's gradient. A value below zero means that no signal was found.",
+        lambda run: gradients.gradient_snr(run.table),
+        wide=True,
+        needs="grad_snr/",
     ),
     FigureOf(
         "training_reward",
@@ -124,6 +151,11 @@ FIGURES: Sequence[FigureOf] = (
 )
 
 
+def figures_of(run: Run) -> list[FigureOf]:
+    """The figures of a run: all but those of an analysis that it did without."""
+    return [f for f in FIGURES if not f.needs or run.table.names(f.needs)]
+
+
 def save_plots(run_dir: str | Path, out: str | Path | None = None) -> list[Path]:
     """Writes every figure as a PNG into `out` (default: plots/ in the run directory) and returns their paths.
 
@@ -135,7 +167,7 @@ def save_plots(run_dir: str | Path, out: str | Path | None = None) -> list[Path]
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     with style():
-        for figure in FIGURES:
+        for figure in figures_of(run):
             path = folder / f"{figure.key}.png"
             path.write_bytes(to_png(figure.draw(run), figure.title))
             paths.append(path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ragen_jax.report.figures import FIGURES, FigureOf, save_plots
+from ragen_jax.report.figures import FigureOf, figures_of, save_plots
 from ragen_jax.report.overview import final_table, number, sentences, settings
 from ragen_jax.report.plots import MANY
 from ragen_jax.report.rollouts import RolloutSample
@@ -46,7 +46,7 @@ def write_report(run_dir: str | Path, *, max_rollouts: int = 200, png: bool = Fa
 def render(run: Run) -> str:
     """The page of a run."""
     with style():
-        drawn = {figure.key: _figure(figure, run) for figure in FIGURES}
+        drawn = {figure.key: _figure(figure, run) for figure in figures_of(run)}
     parts = {
         "title": html.escape(_title(run)),
         "css": _asset("page.css"),

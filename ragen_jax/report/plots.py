@@ -210,6 +210,7 @@ def kept(table: MetricsTable) -> Figure:
         groups = np.median(count[some] / ratio[some])
         label = "without any reward variance"
         _curve(axes, Series("zero", steps, zero / groups), ORANGE, label)
+    _curve(axes, table.series("rollout/effective_kept_ratio"), TEAL, "used, of all rolled out")
     axes.set_ylim(-0.02, 1.02)
     finish(axes, ylabel="share of prompts")
     return fig

@@ -24,6 +24,7 @@ class Run:
     baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # name: success, low, high, n
     summary: Mapping[str, Any] = field(default_factory=dict)
     rollouts: RolloutSample = field(default_factory=RolloutSample)
+    groups: tuple[Mapping[str, Any], ...] = ()  # a step each: level, mean, std and kept share of its prompts
     notes: tuple[str, ...] = ()
 
     def setting(self, dotted: str) -> Any:
@@ -61,7 +62,7 @@ def read_json_lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def read_run(run_dir: str | Path, *, max_rollouts: int = 200) -> Run:
-    """Reads config.yaml, metrics.jsonl, baselines.json, summary.json, rollouts/*.jsonl: those there are.
+    """Reads config.yaml, metrics.jsonl, groups.jsonl, baselines.json, summary.json, rollouts/*.jsonl: those there are.
 
     Raises:
         FileNotFoundError: the directory does not exist.
@@ -81,6 +82,7 @@ def read_run(run_dir: str | Path, *, max_rollouts: int = 200) -> Run:
     config = _mapping(folder / "config.yaml", notes)
     baselines = _mapping(folder / "baselines.json", notes)
     summary = _mapping(folder / "summary.json", notes)
+    by_step = _group_rows(folder / "groups.jsonl", notes)
     rollouts = read_rollouts(folder / "rollouts", read_json_lines, notes, limit=max_rollouts)
     return Run(
         name=folder.resolve().name,
@@ -89,8 +91,29 @@ def read_run(run_dir: str | Path, *, max_rollouts: int = 200) -> Run:
         baselines={n: b for n, b in baselines.items() if _is_baseline(b)},
         summary=summary,
         rollouts=rollouts,
+        groups=by_step,
         notes=tuple(notes),
     )
+
+
+def _group_rows(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
+    """Rows of groups.jsonl, one a step, the last one written; rows of another form are noted and left out."""
+    if not path.is_file():
+        return ()
+    rows, bad = {}, 0
+    for row in read_json_lines(path, notes):
+        mean, std = ([_number(x) for x in row.get(n) or []] for n in ("mean", "std"))
+        if isinstance(row.get("step"), int) and len(mean) == len(std):
+            rows[row["step"]] = {"step": row["step"], "mean": mean, "std": std}
+        else:
+            bad += 1
+    if bad:
+        notes.append(f"{path.name}: {bad} line(s) are of another form and were left out.")
+    return tuple(rows[step] for step in sorted(rows))
+
+
+def _number(x: Any) -> float:
+    return float(x) if isinstance(x, (int, float)) else float("nan")
 
 
 def _is_baseline(value: Any) -> bool:

@@ -7,8 +7,7 @@ of a whole minibatch, so neither the microbatch size nor padding changes the res
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,63 +15,20 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from ragen_jax.models import ModelConfig, Params, forward
-from ragen_jax.models.lora import LoraConfig
-from ragen_jax.rl.advantages import gae_advantages, grpo_advantages, token_rewards, whiten
+from ragen_jax.models import Params, forward
+from ragen_jax.rl.credit import advantage_scale, batch_advantages, batch_rewards
+from ragen_jax.rl.forward_pass import Scores, kept_first, score
 from ragen_jax.rl.layout import stored, whole_everywhere
-from ragen_jax.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
+from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights, token_weights, value_loss
+from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
 from ragen_jax.rl.objective import Objective
-from ragen_jax.rl.state import OptimConfig, TrainState, critic_values, optimiser, policy_params
+from ragen_jax.rl.spec import UpdateSpec
+from ragen_jax.rl.state import TrainState, critic_values, optimiser, policy_params
+from ragen_jax.rl.tally import Tally, moments
 from ragen_jax.rollout import Trajectories
 from ragen_jax.scoring import policy_logprobs
-
-
-@dataclass(frozen=True)
-class UpdateSpec:
-    """Static description of an update. `mini_batch_size` and `micro_batch_size` count rows (trajectories)."""
-
-    model: ModelConfig
-    objective: Objective
-    optim: OptimConfig
-    valid_vocab: int
-    max_sampled: int  # most tokens that one row can have sampled: turns x response tokens
-    mini_batch_size: int = 32
-    micro_batch_size: int = 4
-    ppo_epochs: int = 1
-    length_buckets: int = 4
-    lora: LoraConfig | None = None
-    remat: str = "none"
-
-    def __post_init__(self) -> None:
-        for name in ("mini_batch_size", "micro_batch_size", "ppo_epochs", "length_buckets"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"training.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.mini_batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"training.mini_batch_size ({self.mini_batch_size}) must be a multiple of "
-                f"training.micro_batch_size ({self.micro_batch_size})"
-            )
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Tally:
-    """Metrics as (sum, weight) pairs and maxima; added over microbatches, divided once on the host."""
-
-    sums: dict[str, Float[Array, "2"]]
-    maxima: dict[str, Float[Array, ""]]
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            jax.tree.map(jnp.add, self.sums, other.sums), jax.tree.map(jnp.maximum, self.maxima, other.maxima)
-        )
-
-    def means(self) -> dict[str, float]:
-        """Host values; a metric of total weight 0 is left out rather than invented."""
-        out = {n: float(s) / float(w) for n, (s, w) in jax.device_get(self.sums).items() if float(w) > 0}
-        return out | {n: float(v) for n, v in jax.device_get(self.maxima).items() if math.isfinite(float(v))}
 
 
 @jax.tree_util.register_dataclass
@@ -87,109 +43,6 @@ class Targets:
     returns: Float[Array, "B L"]
     weight: Float[Array, "B L"]  # policy terms, of the current minibatch
     value_weight: Float[Array, "B L"]
-
-
-def _bucket_lengths(total: int, buckets: int) -> list[int]:
-    return sorted({-(-total * (i + 1) // buckets) for i in range(buckets)})
-
-
-def _sampled_slots(mask: Bool[Array, "m L"], most: int) -> tuple[Int[Array, "m S"], Bool[Array, "m S"]]:
-    """Slots of each row's sampled tokens, first `most`, and which entries are real."""
-    most = min(most, mask.shape[1] - 1)
-    slots = jnp.argsort(~mask, axis=1, stable=True)[:, :most]
-    return slots, jnp.take_along_axis(mask, slots, axis=1)
-
-
-def _at(x: Array, slots: Array) -> Array:
-    return jnp.take_along_axis(x, slots, axis=1).reshape(-1)
-
-
-def _hidden_before(hidden: Float[Array, "m L D"], slots: Int[Array, "m S"]) -> Float[Array, "mS D"]:
-    """The state that predicts each slot's token: the one a slot earlier."""
-    picked = jnp.take_along_axis(hidden, jnp.maximum(slots - 1, 0)[..., None], axis=1)
-    return picked.reshape(-1, hidden.shape[-1])
-
-
-def _microbatches(
-    order: Int[Array, "B"],
-    start: Array,
-    count: Array,
-    lengths: Int[Array, "B"],
-    size: int,
-    slots: int,
-    buckets: int,
-) -> Any:
-    """(number of microbatches, function of their index -> (rows, which are real, length bucket))."""
-    bounds = jnp.array(_bucket_lengths(slots, buckets))
-    padded = jnp.pad(order, (0, size))
-
-    def pick(i: Array) -> tuple[Array, Array, Array]:
-        rows = jax.lax.dynamic_slice(padded, (start + i * size,), (size,))
-        real = i * size + jnp.arange(size) < count
-        longest = jnp.max(jnp.where(real, lengths[rows], 1))
-        return rows, real, jnp.searchsorted(bounds, longest)
-
-    return -(-count // size), pick
-
-
-def _score(
-    trainable: dict[str, Any],
-    base: Params | None,
-    reference: Params | None,
-    traj: Trajectories,
-    order: Array,
-    count: Array,
-    spec: UpdateSpec,
-    temperature: Array,
-) -> tuple[Array, Array, Array]:
-    """Old and reference log-probs and critic values of the kept rows, [B, L] each, by the training forward."""
-    batch, slots = traj.tokens.shape
-    policy = policy_params(trainable, base, spec.lora)
-    number, pick = _microbatches(
-        order, jnp.int32(0), count, traj.length, spec.micro_batch_size, slots, spec.length_buckets
-    )
-
-    def at_length(length: int, rows: Array, real: Array) -> tuple[Array, Array, Array]:
-        tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
-        where, found = _sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
-        targets = _at(tokens, where)
-
-        def logprob(params: Params) -> Array:
-            h = _hidden_before(forward(params, spec.model, tokens, remat="none"), where)
-            lp, _ = policy_logprobs(
-                params, spec.model, h, targets, temperature=temperature, valid_vocab=spec.valid_vocab
-            )
-            return lp
-
-        old = logprob(policy)
-        ref = old if reference is None else logprob(reference)
-        value = jnp.zeros_like(old)
-        if spec.objective.uses_critic:
-            critic = trainable["critic"]
-            value = critic_values(critic, _hidden_before(forward(critic, spec.model, tokens), where))
-        place = jnp.where(found, where, slots)
-
-        def spread(x: Array) -> Array:
-            x = jnp.where(found, x.reshape(where.shape), 0.0)
-            return (
-                jnp.zeros((rows.shape[0], slots), jnp.float32)
-                .at[jnp.arange(rows.shape[0])[:, None], place]
-                .set(x, mode="drop")
-            )
-
-        return spread(old), spread(ref), spread(value)
-
-    branches = [partial(at_length, n) for n in _bucket_lengths(slots, spec.length_buckets)]
-
-    def body(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        rows, real, bucket = pick(i)
-        new = jax.lax.switch(bucket, branches, rows, real)
-        where = jnp.where(real, rows, batch)
-        old, ref, value = (c.at[where].set(n, mode="drop") for c, n in zip(carry, new, strict=True))
-        return old, ref, value
-
-    blank = jnp.zeros((batch, slots), jnp.float32)
-    return jax.lax.fori_loop(0, number, body, (blank, blank, blank))
 
 
 def _loss(
@@ -208,29 +61,33 @@ def _loss(
     objective = spec.objective
     policy = policy_params(trainable, base, spec.lora)
     tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
-    where, found = _sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
-    found = found.reshape(-1)
+    where, found_rows = sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
+    found = found_rows.reshape(-1)
 
     def pick(x: Array) -> Array:
-        return jnp.where(found, _at(x[rows, :length], where), 0.0)
+        return jnp.where(found, at(x[rows, :length], where), 0.0)
 
     logprob, entropy = policy_logprobs(
-        policy, spec.model, _hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
-        _at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
+        policy, spec.model, hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
+        at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
     )  # fmt: skip
     logprob = jnp.where(found, logprob, 0.0)
     old = jax.lax.stop_gradient(logprob) if on_policy else pick(targets.old)
-    advantage, weight = pick(targets.advantage), pick(targets.weight)
+    sampler, advantage, weight = pick(traj.logprob), pick(targets.advantage), pick(targets.weight)
     pg, diagnostics = policy_loss(logprob, old, advantage, objective)
+    if objective.rollout_is != "none":
+        shape = where.shape
+        importance = sampler_weights(old.reshape(shape), sampler.reshape(shape), found_rows, objective)
+        pg = pg * importance.reshape(-1)
+        diagnostics["rollout_is_weight"] = importance.reshape(-1)
     loss = jnp.sum(pg * weight) - objective.entropy_coeff * jnp.sum(entropy * weight)
 
-    one = found.astype(jnp.float32)
-    tokens_seen = jnp.sum(one)
+    tokens_seen = jnp.sum(found.astype(jnp.float32))
 
     def mean(x: Array) -> Array:
         return jnp.stack([jnp.sum(jnp.where(found, x, 0.0)), tokens_seen])
 
-    gap = jnp.abs(jax.lax.stop_gradient(old) - pick(traj.logprob))
+    gap = jnp.abs(old - sampler)
     sums = {f"actor/{n}": mean(x) for n, x in diagnostics.items()}
     sums |= {"actor/entropy": mean(entropy), "rollout/sampler_logprob_diff_mean": mean(gap)}
     maxima = {
@@ -244,7 +101,7 @@ def _loss(
     if objective.uses_critic:
         critic = trainable["critic"]
         value = critic_values(
-            critic, _hidden_before(forward(critic, spec.model, tokens, remat=spec.remat), where)
+            critic, hidden_before(forward(critic, spec.model, tokens, remat=spec.remat), where)
         )
         vf = value_loss(value, pick(targets.value), pick(targets.returns), objective.cliprange_value)
         loss = loss + jnp.sum(vf * pick(targets.value_weight))
@@ -253,106 +110,115 @@ def _loss(
     # The aggregate itself is a sum over the minibatch: its weight is counted once a minibatch, by the caller.
     sums["actor/pg_loss"] = jnp.stack([jnp.sum(pg * weight), jnp.float32(0)])
     sums |= {n: jnp.zeros(2, jnp.float32) for n in _norm_names(trainable).values()}
-    return loss, Tally(jax.lax.stop_gradient(sums), jax.lax.stop_gradient(maxima))
+    tally = Tally(sums, maxima, moments(sampler, old, found), jnp.zeros(traj.tokens.shape[0], bool))
+    return loss, jax.lax.stop_gradient(tally)
 
 
 def _norm_names(trainable: dict[str, Any]) -> dict[str, str]:
     return {part: f"{'actor' if part == 'policy' else part}/grad_norm" for part in trainable}
 
 
+def _empty_tally(objective: Objective, batch: int) -> Tally:
+    """Weight 0 for every metric of `_loss`."""
+    names = ["actor/entropy", "rollout/sampler_logprob_diff_mean", "actor/pg_loss", "actor/grad_norm"]
+    names += [f"actor/{n}" for n in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")]
+    names += ["actor/rollout_is_weight"] * (objective.rollout_is != "none")
+    names += ["actor/kl_loss"] * objective.use_kl_loss
+    names += ["critic/vf_loss", "critic/vpred_mean", "critic/grad_norm"] * objective.uses_critic
+    maxima = ("rollout/sampler_logprob_diff_max", "actor/ratio_max")
+    return Tally(
+        {n: jnp.zeros(2, jnp.float32) for n in names}, {n: jnp.float32(-jnp.inf) for n in maxima},
+        jnp.zeros(6, jnp.float32), jnp.zeros(batch, bool),
+    )  # fmt: skip
+
+
 def update(
     state: TrainState,
     traj: Trajectories,
-    keep: Bool[Array, "P"],
+    keep: Bool[Array, "P"] | Bool[Array, "B"],
     *,
     spec: UpdateSpec,
     base: Params | None = None,
     reference: Params | None = None,
     temperature: float | Array = 1.0,
-    advantage_scale: float | Array = 1.0,
 ) -> tuple[TrainState, Tally]:
-    """One iteration's learning from the kept groups. Pure; jit it with `spec` static and `state` donated.
+    """One iteration's learning from what was kept. Pure; jit it with `spec` static and `state` donated.
 
     Minibatches of at most `mini_batch_size` rows, of equal size within one, give one optimiser step each, in group
     order. With nothing kept there is no step: parameters, moments and counters stay as they are and every metric has
-    weight 0. A gradient that is not finite skips its step and is counted in `state.skipped`.
+    weight 0. A gradient that is not finite skips its step and is counted in `state.skipped`; the rows of the
+    microbatches at fault are in the tally.
 
     Args:
-        keep: which groups to learn from.
+        keep: which groups to learn from, or which rows. Statistics of a group are over all its members either way.
         base: frozen parameters under the adapters, when `spec.lora` is set.
-        reference: parameters of the KL term's reference policy; needed with `use_kl_loss`.
-        advantage_scale: multiplies every advantage.
+        reference: parameters of the KL's reference policy; needed with `use_kl_loss` and `use_kl_in_reward`.
     """
     objective = spec.objective
-    if objective.use_kl_loss and reference is None:
-        raise ValueError("algorithm.use_kl_loss needs a reference policy: pass reference=")
-    traj, keep = whole_everywhere((traj, keep), spec.model)  # some numbers a token: every device picks its rows
+    if objective.uses_reference and reference is None:
+        name = "use_kl_loss" if objective.use_kl_loss else "use_kl_in_reward"
+        raise ValueError(f"algorithm.{name} needs a reference policy: pass reference=")
+    traj, keep = whole_everywhere(
+        (traj, keep), spec.model
+    )  # some numbers a token: every device picks its rows
     batch, slots = traj.tokens.shape
+    if keep.shape[0] not in (batch, batch // traj.group_size):
+        raise ValueError(
+            f"keep has {keep.shape[0]} entries; it needs one a group or one a row of {batch} rows"
+        )
     temperature = jnp.asarray(temperature, jnp.float32)
-    kept = jnp.repeat(keep, traj.group_size)
+    kept = keep if keep.shape[0] == batch else jnp.repeat(keep, traj.group_size)
     count = jnp.sum(kept)
     mask = traj.loss_mask & kept[:, None]
-    whole = batch <= spec.mini_batch_size
-    on_policy = whole and spec.ppo_epochs == 1
+    on_policy = batch <= spec.mini_batch_size and spec.ppo_epochs == 1
 
-    def ordered(key: Array) -> Array:
-        """Kept rows first, by `key`, then by length."""
-        return jnp.lexsort((traj.length, jnp.where(kept, key, batch)))
-
-    old = ref = value = jnp.zeros((batch, slots), jnp.float32)
-    if not on_policy or objective.use_kl_loss or objective.uses_critic:
-        needed = reference if objective.use_kl_loss else None
-        order = ordered(jnp.zeros(batch, jnp.int32))
-        old, ref, value = _score(state.trainable, base, needed, traj, order, count, spec, temperature)
-
-    if objective.uses_critic:
-        rewards = token_rewards(traj.reward + traj.penalty, traj.turn_end, traj.taken, slots)
-        advantage, returns = gae_advantages(rewards, value, mask, gamma=objective.gamma, lam=objective.lam)
-        if objective.whiten_advantages:
-            advantage = whiten(advantage, mask)
-    else:
-        per_row = grpo_advantages(
-            traj.score.reshape(-1, traj.group_size), norm_by_std=objective.norm_adv_by_std_in_grpo,
-            tol=objective.constant_reward_tol,
-        ).reshape(-1)  # fmt: skip
-        advantage = jnp.where(mask, per_row[:, None], 0.0)
-        returns = jnp.zeros_like(advantage)
-    advantage = advantage * advantage_scale
+    fixed = Scores.blank(batch, slots)
+    if not on_policy or objective.uses_reference or objective.uses_critic:
+        needed = reference if objective.uses_reference else None
+        order = kept_first(traj, kept, jnp.zeros(batch, jnp.int32))
+        fixed = score(state.trainable, base, needed, traj, order, count, spec, temperature)
+    rewards = batch_rewards(traj, objective, fixed.old, fixed.ref)
+    advantage, returns = batch_advantages(traj, rewards, fixed.value, objective, mask)
+    scale, extra = advantage_scale(traj, kept, objective)
+    advantage = advantage * scale[:, None]
+    if objective.use_kl_in_reward:
+        kl = jnp.where(mask, kl_penalty(fixed.old, fixed.ref, objective.kl_penalty), 0.0)
+        extra["actor/reward_kl_penalty"] = jnp.stack([jnp.sum(kl), jnp.sum(mask).astype(jnp.float32)])
 
     steps = -(-count // spec.mini_batch_size)
-    rank = jnp.cumsum(kept) - 1
-    minibatch = ((rank + 1) * steps - 1) // jnp.maximum(
-        count, 1
-    )  # equal shares: i holds ranks from i * count // steps
-    order = ordered(minibatch)
+    # Equal shares: minibatch i holds the kept rows of ranks from i * count // steps.
+    minibatch = (jnp.cumsum(kept) * steps - 1) // jnp.maximum(count, 1)
+    order = kept_first(traj, kept, minibatch)
     transform = optimiser(spec.optim)
-    lengths = _bucket_lengths(slots, spec.length_buckets)
+    lengths = bucket_lengths(slots, spec.length_buckets)
 
     def minibatch_step(i: Array, carry: tuple[TrainState, Tally]) -> tuple[TrainState, Tally]:
         state, tally = carry
         i = i % jnp.maximum(steps, 1)  # several epochs pass over the same minibatches
         rows = kept & (minibatch == i)
         targets = Targets(
-            old, ref, value, advantage, returns,
-            weight=token_weights(mask, rows, objective.loss_agg_mode, spec.max_sampled),
-            value_weight=token_weights(mask, rows, "token-mean", spec.max_sampled),
+            fixed.old, fixed.ref, fixed.value, advantage, returns,
+            weight=token_weights(mask, rows, objective.loss_agg_mode, spec.norm_length),
+            value_weight=token_weights(mask, rows, "token-mean", spec.norm_length),
         )  # fmt: skip
         start = i * count // jnp.maximum(steps, 1)
-        number, pick = _microbatches(
+        number, pick = microbatches(
             order, start, jnp.sum(rows), traj.length, spec.micro_batch_size, slots, spec.length_buckets
         )
 
         def at_length(length: int, rows: Array, real: Array) -> tuple[Any, Tally]:
-            grad, out = jax.grad(_loss, has_aux=True)(
+            return jax.grad(_loss, has_aux=True)(
                 state.trainable, base, traj, targets, rows, real, length, spec, temperature, on_policy
             )
-            return grad, out
 
         branches = [partial(at_length, n) for n in lengths]
 
         def accumulate(j: Array, carry: tuple[Any, Tally]) -> tuple[Any, Tally]:
             rows, real, bucket = pick(j)
             grad, out = jax.lax.switch(bucket, branches, rows, real)
+            broken = ~jnp.isfinite(optax.tree.norm(grad))
+            where = jnp.where(real & broken, rows, batch)
+            out = replace(out, nonfinite=out.nonfinite.at[where].set(True, mode="drop"))
             return stored(jax.tree.map(jnp.add, carry[0], grad), spec.model), carry[1] + out
 
         zeros = stored(jax.tree.map(jnp.zeros_like, state.trainable), spec.model)
@@ -370,15 +236,9 @@ def update(
             norm = jnp.where(finite, norms[part], 0.0)
             sums[name] = sums[name] + jnp.stack([norm, finite.astype(jnp.float32)])
         sums["actor/pg_loss"] = sums["actor/pg_loss"] + jnp.array([0.0, 1.0])
-        return state, Tally(sums, tally.maxima)
+        return state, replace(tally, sums=sums)
 
-    names = ["actor/entropy", "rollout/sampler_logprob_diff_mean", "actor/pg_loss", "actor/grad_norm"]
-    names += [f"actor/{n}" for n in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")]
-    names += ["actor/kl_loss"] * objective.use_kl_loss
-    names += ["critic/vf_loss", "critic/vpred_mean", "critic/grad_norm"] * objective.uses_critic
-    empty = Tally(
-        {n: jnp.zeros(2, jnp.float32) for n in names},
-        {n: jnp.float32(-jnp.inf) for n in ("rollout/sampler_logprob_diff_max", "actor/ratio_max")},
-    )
+    empty = _empty_tally(objective, batch)
     state, tally = jax.lax.fori_loop(0, steps * spec.ppo_epochs, minibatch_step, (state, empty))
+    tally = replace(tally, sums=tally.sums | extra)
     return stored(state, spec.model), whole_everywhere(tally, spec.model)

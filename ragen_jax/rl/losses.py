@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
@@ -10,7 +11,7 @@ from ragen_jax.rl.objective import KLType, Objective
 
 
 def token_weights(
-    mask: Bool[Array, "B L"], rows: Bool[Array, "B"], mode: str, norm_length: int
+    mask: Bool[Array, "B L"], rows: Bool[Array, "B"], mode: str, norm_length: float
 ) -> Float[Array, "B L"]:
     """Weights that sum token losses to the aggregate over the whole minibatch given (Yu et al. 2025; Liu et al. 2025).
 
@@ -44,8 +45,8 @@ def policy_loss(
     unclipped = -adv * ratio
     clipped = -adv * jnp.clip(ratio, 1 - objective.clip_ratio_low, 1 + objective.clip_ratio_high)
     loss = jnp.maximum(unclipped, clipped)
-    bound = -adv * objective.clip_ratio_c
-    dual = (adv < 0) & (bound < loss)
+    bound = jnp.where(adv < 0, -adv * objective.clip_ratio_c, jnp.inf)
+    dual = bound < loss
     loss = jnp.where(dual, bound, loss)
     diagnostics = {
         "pg_clipfrac": (clipped > unclipped).astype(jnp.float32),
@@ -55,20 +56,43 @@ def policy_loss(
     return loss, diagnostics
 
 
-def kl_penalty(logprob: Float[Array, "N"], ref: Float[Array, "N"], kind: KLType) -> Float[Array, "N"]:
-    """KL(policy || reference) per sampled token: k1, k2 or k3 (Schulman 2020). d is held to +-20 and k3 to +-10.
+def kl_penalty(logprob: Float[Array, "..."], ref: Float[Array, "..."], kind: KLType) -> Float[Array, "..."]:
+    """KL(policy || reference) per sampled token: k1, k2, k3 (Schulman 2020) or abs. d is held to +-20, k3 to +-10.
 
     As a loss, k2's gradient is that of the true KL on-policy; k1's expected gradient is 0 and k3's is that of the
-    reverse direction.
+    reverse direction. With a "+" the value is the named estimator's and the gradient k2's.
     """
     d = jnp.clip(logprob - ref, -20.0, 20.0)
-    if kind == "k1":
-        return d
-    if kind == "k2":
-        return 0.5 * jnp.square(d)
-    if kind == "k3":
-        return jnp.clip(jnp.exp(-d) - 1 + d, -10.0, 10.0)
-    raise ValueError(f"algorithm.kl_loss_type is {kind!r}")
+    name = kind.removesuffix("+")
+    name = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}.get(name, name)
+    if name == "k1":
+        value = d
+    elif name == "abs":
+        value = jnp.abs(d)
+    elif name == "k2":
+        value = 0.5 * jnp.square(d)
+    elif name == "k3":
+        value = jnp.clip(jnp.exp(-d) - 1 + d, -10.0, 10.0)
+    else:
+        raise ValueError(f"algorithm.kl_loss_type is {kind!r}")
+    if not kind.endswith("+"):
+        return value
+    slope = 0.5 * jnp.square(d)
+    return jax.lax.stop_gradient(value - slope) + slope
+
+
+def sampler_weights(
+    old: Float[Array, "m S"], sampler: Float[Array, "m S"], found: Bool[Array, "m S"], objective: Objective
+) -> Float[Array, "m S"]:
+    """min(p_trainer / p_sampler, threshold), of each token or of each row's product; constants of the loss.
+
+    Truncated importance weights (Ionides 2008), as verl's rollout_is. Rows hold all their sampled tokens.
+    """
+    gap = jnp.where(found, old - sampler, 0.0)
+    if objective.rollout_is == "sequence":
+        gap = jnp.broadcast_to(jnp.sum(gap, axis=1, keepdims=True), gap.shape)
+    weight = jnp.exp(jnp.clip(gap, -20.0, 20.0))
+    return jax.lax.stop_gradient(jnp.minimum(weight, objective.rollout_is_threshold))
 
 
 def value_loss(

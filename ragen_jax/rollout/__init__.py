@@ -1,6 +1,7 @@
 """Multi-turn episodes on device."""
 
 from ragen_jax.rollout.episodes import RolloutSpec, StopTable, make_stop_table, rollout
+from ragen_jax.rollout.sampling import Truncation
 from ragen_jax.rollout.trajectories import GIVEN, PADDING, SAMPLED, Trajectories
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "RolloutSpec",
     "StopTable",
     "Trajectories",
+    "Truncation",
     "make_stop_table",
     "rollout",
 ]

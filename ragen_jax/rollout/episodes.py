@@ -6,7 +6,7 @@ Nothing crosses to the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
@@ -17,7 +17,16 @@ from jaxtyping import Bool, Float, Int, UInt8
 from envs_jax.core import TimeStep, Tokenizer
 from envs_jax.turn import TurnEnv, TurnParams, TurnState
 from ragen_jax.models import Cache, KVLayer, ModelConfig, Params, extend, init_cache, unembedding, unstack
-from ragen_jax.rollout.sampling import DYNAMICS, SAMPLE, fold, row_keys, sample, stop_table, stopped
+from ragen_jax.rollout.sampling import (
+    DYNAMICS,
+    SAMPLE,
+    Truncation,
+    fold,
+    row_keys,
+    sample,
+    stop_table,
+    stopped,
+)
 from ragen_jax.rollout.shares import Shares, any_row, play_shares, share_out
 from ragen_jax.rollout.trajectories import GIVEN, SAMPLED, Trajectories
 
@@ -29,6 +38,7 @@ class RolloutSpec:
     model: ModelConfig
     env: TurnEnv
     valid_vocab: int  # ids at or above are padding rows of the embedding and are never sampled
+    truncation: Truncation = field(default_factory=Truncation)
 
     @property
     def capacity(self) -> int:
@@ -117,7 +127,7 @@ def _decode(
     def body(s: DecodeState) -> DecodeState:
         on = active(s)
         logits = jnp.einsum("bd,vd->bv", s.hidden, head, preferred_element_type=jnp.float32)
-        ids, logprob = sample(fold(keys, s.position), logits, temperature, spec.valid_vocab)
+        ids, logprob = sample(fold(keys, s.position), logits, temperature, spec.valid_vocab, spec.truncation)
         hidden, cache = extend(params, spec.model, ids[:, None], s.length, s.cache)
         return DecodeState(
             cache=cache,
@@ -298,7 +308,10 @@ def _episodes(
         obs, obs_len = _without_sampled_eos(step, d, stops)
         obs_len = jnp.where(next_live, obs_len, 0)
         e = jax.lax.cond(
-            any_row(next_live, spec.model), lambda e: _append(weights, spec, e, obs, obs_len, t + 1), lambda e: e, e
+            any_row(next_live, spec.model),
+            lambda e: _append(weights, spec, e, obs, obs_len, t + 1),
+            lambda e: e,
+            e,
         )
         return e, record
 

@@ -7,6 +7,7 @@ the batch, nor the mesh, nor which other rows are still alive.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -27,16 +28,72 @@ def fold(keys: Array, data: Int[Array, "..."] | int) -> Array:
     return jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(jnp.asarray(data, jnp.int32), keys.shape))
 
 
-def sample(
-    keys: Array, logits: Float[Array, "B V"], temperature: Float[Array, ""], valid_vocab: int
-) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-    """Draws from softmax(logits / temperature) over ids < valid_vocab; returns the ids and their log-probs, float32.
+@dataclass(frozen=True)
+class Truncation:
+    """Which of the most likely ids can be drawn. Anything but the defaults samples from another distribution than the
+    policy's. Raises ValueError naming the field.
 
-    At temperature 0 the most likely id is taken, with its log-prob at temperature 1.
+    top_k: the k most likely ids, and those as likely as the last of them; -1: all.
+    top_p: the most likely ids of the rest that together reach this probability.
+    min_p: of the rest, ids at least this share as likely as the most likely one.
+    """
+
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"rollout.top_p is {self.top_p}; it must lie in (0, 1], 1: all")
+        if self.top_k < 1 and self.top_k != -1:
+            raise ValueError(f"rollout.top_k is {self.top_k}; it must be at least 1, or -1: all")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"rollout.min_p is {self.min_p}; it must lie in [0, 1], 0: all")
+
+    @property
+    def off(self) -> bool:
+        """Whether every id can be drawn."""
+        return self == Truncation()
+
+
+def truncate(scaled: Float[Array, "B V"], how: Truncation) -> Float[Array, "B V"]:
+    """The logits (temperature applied) with -inf for what cannot be drawn: top-k, then top-p, then min-p."""
+    if 0 < how.top_k < scaled.shape[-1]:
+        least = jax.lax.top_k(scaled, how.top_k)[0][:, -1:]
+        scaled = jnp.where(scaled >= least, scaled, -jnp.inf)
+    if how.top_p < 1:
+        order = jnp.argsort(-scaled, axis=-1, stable=True)
+        probs = jax.nn.softmax(jnp.take_along_axis(scaled, order, axis=-1), axis=-1)
+        before = jnp.cumsum(probs, axis=-1) - probs  # of the more likely ids
+        kept = (
+            jnp.zeros(scaled.shape, bool)
+            .at[jnp.arange(scaled.shape[0])[:, None], order]
+            .set(before < how.top_p)
+        )
+        scaled = jnp.where(kept, scaled, -jnp.inf)
+    if how.min_p > 0:
+        least = jnp.max(scaled, axis=-1, keepdims=True) + np.log(how.min_p)
+        scaled = jnp.where(scaled >= least, scaled, -jnp.inf)
+    return scaled
+
+
+def sample(
+    keys: Array,
+    logits: Float[Array, "B V"],
+    temperature: Float[Array, ""],
+    valid_vocab: int,
+    truncation: Truncation = Truncation(),
+) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+    """Draws from softmax(logits / temperature) over ids < valid_vocab that `truncation` leaves; returns the ids and
+    the log-probs that they were drawn with, float32.
+
+    At temperature 0 the most likely id is taken, with its log-prob at temperature 1 and without truncation.
     """
     greedy = temperature <= 0
     scaled = logits.astype(jnp.float32) / jnp.where(greedy, 1.0, temperature)
     scaled = jnp.where(jnp.arange(logits.shape[-1]) < valid_vocab, scaled, -jnp.inf)
+    if not truncation.off:
+        scaled = jnp.where(greedy, scaled, truncate(scaled, truncation))
     noise = jax.vmap(lambda k: jax.random.gumbel(k, scaled.shape[1:]))(keys)
     ids = jnp.argmax(scaled + jnp.where(greedy, 0.0, noise), axis=-1).astype(jnp.int32)
     picked = jnp.take_along_axis(scaled, ids[:, None], axis=-1)[:, 0]

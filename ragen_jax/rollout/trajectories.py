@@ -18,8 +18,8 @@ class Trajectories:
     """A batch of episodes, group-major: row b is member b % G of group b // G. B rows, L slots, T turns.
 
     Slots: `role` is 0 for padding, 1 for given text (system, environment), 2 for what the policy sampled; the loss
-    mask is role == 2. `turn` is the turn a slot belongs to. `logprob` is the sampler's, under softmax(logits /
-    temperature), and 0 elsewhere.
+    mask is role == 2. `turn` is the turn a slot belongs to. `logprob` is what the id was drawn with, under
+    softmax(logits / temperature) over the ids that top-p, top-k and min-p left, and 0 elsewhere.
 
     Turns: X of turn t is tokens[:prompt_end]; it includes the opening think tag. Z is tokens[think_start:think_end],
     both tags excluded; an empty span means that the turn has no valid reasoning. `turn_end` is the last sampled slot.

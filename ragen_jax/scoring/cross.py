@@ -284,7 +284,9 @@ def _stream_layer(
     window = lookback + chunk
     in_context = jnp.arange(context_k.shape[1]) < length[:, None, None, None, None]
     segment = jnp.pad(stream.segment, (lookback, 0), constant_values=-1)
-    empty = jnp.zeros((count, lookback + x.shape[1], cfg.num_key_value_heads * cfg.kv_copies, cfg.head_dim), x.dtype)
+    empty = jnp.zeros(
+        (count, lookback + x.shape[1], cfg.num_key_value_heads * cfg.kv_copies, cfg.head_dim), x.dtype
+    )
     empty = vary(empty, varies(x))
 
     def windows(a: Array) -> Array:

@@ -21,12 +21,12 @@ def policy_logprobs(
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """`token_logprobs` with the policy's unembedding in the compute dtype.
 
-    On several devices (`cfg.placement`) N must be a multiple of the devices that rows are split over. Each runs its own
-    rows in blocks of its own, and the unembedding's gradient is summed over devices once, not once a block.
+    On several devices (`cfg.placement`) each runs its own rows in blocks of its own, and the unembedding's gradient is
+    summed over devices once, not once a block. Rows that cannot be shared out evenly are run by all devices.
     """
     head = unembedding(params, cfg).astype(cfg.compute_dtype)
     placement = cfg.placement
-    if placement is None:
+    if placement is None or hidden.shape[0] % placement.rows:
         return token_logprobs(hidden, head, targets, temperature=temperature, valid_vocab=valid_vocab)
     head = cfg.constrain(head, "vocab", "embed", gathered=True)
     here, shards = hidden.shape[0] // placement.rows, placement.ways("vocab")

@@ -35,6 +35,11 @@ class HostState:
     entropy_threshold: float | None = None  # of the regime, from the first diagnosis
     mi_threshold: float | None = None
     empty_steps: int = 0
+    base_sum: float = 0.0  # of reward variance, over the first steps that kept something
+    base_count: int = 0
+    low_variance_steps: int = 0
+    low_validations: int = 0
+    skipped: int = 0  # optimiser steps left out up to now
 
     def plain(self) -> dict[str, Any]:
         return dict(vars(self))

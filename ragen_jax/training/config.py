@@ -21,6 +21,7 @@ from envs_jax.fields import read_fields
 from ragen_jax.models.lora import LoraConfig
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig
+from ragen_jax.rollout.sampling import Truncation
 
 
 @dataclass(frozen=True)
@@ -53,50 +54,119 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class RolloutSection:
-    """Sampling and the filter; names are RAGEN's. See `ragen_jax.estimators.select_groups` for the strategies."""
+    """Sampling and the filter; names are RAGEN's. See `ragen_jax.estimators.select_groups` for the strategies.
+
+    top_p, top_k, min_p: sampling of training episodes from the most likely ids alone, in this order top-k, top-p,
+        min-p; 1, -1 and 0 leave all. Anything else makes updates off-policy: log-probs of the update are of the whole
+        softmax (see algorithm.rollout_is).
+    rollout_filter_metric: what is ranked: reward_variance (reward_std), reward, reward_sum, entropy, entropy_variance
+        (entropy_std), length. The entropy ones cost a forward pass.
+    rollout_filter_level: groups are ranked and kept as a whole ("prompt"), or single episodes ("trajectory").
+    rollout_filter_eps_mode: absolute: the slack in units of the scores; relative: as a share of their sum.
+    rollout_filter_adaptive: keep everything in a step where the Std/Mean of reward variance over prompts is below this.
+    max_num_gen_batches: most batches that a step rolls out to replace groups that the filter dropped (DAPO's dynamic
+        sampling); 1: none is replaced.
+    """
 
     env_groups: int = 8  # prompts (levels) a step
     group_size: int = 16  # episodes a prompt, which share the level and differ in their draws
     temperature: float = 1.0  # of sampling and of every log-prob
-    # how groups are chosen by the standard deviation of their rewards
-    rollout_filter_strategy: Literal["top_p", "top_k", "top_k_abs", "min_p"] = "top_p"
-    rollout_filter_value: float = 0.9  # share, count or ratio of the strategy
-    rollout_filter_type: Literal["largest", "smallest"] = "largest"  # which deviations are kept
-    rollout_filter_include_zero: bool = False  # whether groups of equal rewards can be kept
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    # how groups are chosen by their scores
+    rollout_filter_strategy: Literal["top_p", "top_k", "top_k_abs", "min_p", "quartile"] = "top_p"
+    rollout_filter_value: float = 0.9  # share, count, ratio or number (1 to 4) of the strategy
+    rollout_filter_type: Literal["largest", "smallest"] = "largest"  # which scores are kept
+    rollout_filter_metric: Literal[
+        "reward_variance",
+        "reward_std",
+        "reward",
+        "reward_sum",
+        "entropy",
+        "entropy_variance",
+        "entropy_std",
+        "length",
+    ] = "reward_variance"
+    rollout_filter_level: Literal["prompt", "trajectory"] = "prompt"
+    rollout_filter_include_zero: bool = False  # whether groups of score 0 (equal rewards) can be kept
     rollout_filter_top_p_prob_mode: Literal["linear", "softmax"] = "linear"  # weights of top_p
     rollout_filter_selection_eps: float = 0.01  # slack of linear top_p
+    rollout_filter_eps_mode: Literal["absolute", "relative"] = "absolute"
+    rollout_filter_adaptive: float = 0.0
     rollout_filter_empty_stop_steps: int = 5  # stop after so many steps on end with nothing kept; 0: never
+    max_num_gen_batches: int = 1
 
     def __post_init__(self) -> None:
         _at_least("rollout.env_groups", self.env_groups, 1)
         _at_least("rollout.group_size", self.group_size, 1)
         _at_least("rollout.rollout_filter_selection_eps", self.rollout_filter_selection_eps, 0)
+        _at_least("rollout.rollout_filter_adaptive", self.rollout_filter_adaptive, 0)
         _at_least("rollout.rollout_filter_empty_stop_steps", self.rollout_filter_empty_stop_steps, 0)
+        _at_least("rollout.max_num_gen_batches", self.max_num_gen_batches, 1)
+        self.truncation  # noqa: B018 (refuses what cannot be)
         if not self.temperature > 0:
             raise ConfigError(
                 "rollout.temperature", self.temperature, "training needs a positive temperature"
             )
-        if self.rollout_filter_value <= 0:
-            raise ConfigError(
-                "rollout.rollout_filter_value", self.rollout_filter_value, "it must be positive"
-            )
-        if self.rollout_filter_strategy == "top_k_abs" and self.rollout_filter_value > self.env_groups:
-            raise ConfigError(
-                "rollout.rollout_filter_value", self.rollout_filter_value,
-                f"top_k_abs keeps that many groups, but rollout.env_groups is {self.env_groups}",
-            )  # fmt: skip
-        if self.group_size == 1 and self.filters:
+        self._check_value()
+        if self.group_size == 1 and self.filters and not self._ranks_values:
             raise ConfigError(
                 "rollout.group_size", 1,
                 "one member has no reward variance to filter on; raise it, or keep every group with "
                 "rollout.rollout_filter_value=1 and rollout.rollout_filter_include_zero=true",
             )  # fmt: skip
+        if self.group_size < 3 and self.rollout_filter_adaptive:
+            raise ConfigError(
+                "rollout.rollout_filter_adaptive", self.rollout_filter_adaptive,
+                f"the error of a reward variance needs groups of at least 3; rollout.group_size is {self.group_size}",
+            )  # fmt: skip
+        if self.max_num_gen_batches > 1:
+            if not self.filters:
+                raise ConfigError(
+                    "rollout.max_num_gen_batches", self.max_num_gen_batches,
+                    "the filter drops nothing, so there is nothing to replace; set "
+                    "rollout.rollout_filter_include_zero=false",
+                )  # fmt: skip
+            if self.rollout_filter_level == "trajectory":
+                raise ConfigError(
+                    "rollout.max_num_gen_batches", self.max_num_gen_batches,
+                    "whole groups are replaced; set rollout.rollout_filter_level=prompt",
+                )  # fmt: skip
+
+    def _check_value(self) -> None:
+        value, strategy = self.rollout_filter_value, self.rollout_filter_strategy
+        units = self.env_groups * (self.group_size if self.rollout_filter_level == "trajectory" else 1)
+        remedy = None
+        if value <= 0:
+            remedy = "it must be positive"
+        elif strategy == "top_k_abs" and value > units:
+            what = (
+                "groups, but rollout.env_groups is"
+                if units == self.env_groups
+                else "episodes, but a batch has"
+            )
+            remedy = f"top_k_abs keeps that many {what} {units}"
+        elif strategy == "top_k" and value > 1:
+            remedy = "top_k keeps that share of the batch; it must be at most 1 (top_k_abs takes a count)"
+        elif strategy == "quartile" and value not in (1, 2, 3, 4):
+            remedy = "it numbers a quartile: 1 (lowest scores), 2, 3 or 4"
+        if remedy is not None:
+            raise ConfigError("rollout.rollout_filter_value", value, remedy)
+
+    @property
+    def _ranks_values(self) -> bool:
+        return self.rollout_filter_metric in ("reward", "reward_sum", "entropy", "length")
 
     @property
     def filters(self) -> bool:
-        """Whether any group can be left out."""
+        """Whether anything can be left out."""
         keeps_all = self.rollout_filter_strategy == "top_p" and self.rollout_filter_value >= 1
         return not (keeps_all and self.rollout_filter_include_zero)
+
+    @property
+    def truncation(self) -> Truncation:
+        return Truncation(self.top_p, self.top_k, self.min_p)
 
 
 @dataclass(frozen=True)
@@ -177,6 +247,58 @@ class DiagnosisSection:
 
 
 @dataclass(frozen=True)
+class EarlyStopSection:
+    """When a run ends by itself, with a checkpoint. The rules are the reference's; 0 in the first field of one: never.
+
+    A run also stops when the filter keeps nothing (rollout.rollout_filter_empty_stop_steps).
+    """
+
+    reward_variance_ratio: float = (
+        0.1  # stop where the mean reward variance stays below this share of its base ..
+    )
+    reward_variance_base_steps: int = 10  # .. the mean over the first steps that kept something ..
+    reward_variance_steps: int = 10  # .. for so many steps on end
+    validation_success: float = 0.01  # stop where held-out success stays below this ..
+    validation_count: int = 5  # .. in so many evaluations on end; the one before RL does not count
+
+    def __post_init__(self) -> None:
+        for name in ("reward_variance_ratio", "validation_success"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"early_stop.{name}", getattr(self, name), "it must lie in [0, 1); 0: never"
+                )
+        for name in ("reward_variance_base_steps", "reward_variance_steps", "validation_count"):
+            _at_least(f"early_stop.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class GradientSection:
+    """Gradients by bucket of reward variance, before the update, every `every` steps. See docs/algorithms.md.
+
+    env_groups, group_size: of a batch of its own; null: those of training, on the step's own batch before the filter.
+    method: full: inner products of whole gradients, and intervals from sketches; sketch: all from sketches.
+    """
+
+    every: int = 0  # steps between analyses; the first step has one too; 0: never
+    env_groups: int | None = None
+    group_size: int | None = None
+    num_buckets: int = 4  # of equal numbers of prompts, the first of the lowest reward variance
+    bucket_mode: Literal["quantile", "fixed_rv"] = "quantile"  # fixed_rv: [0, 1), [1, 2), .. up to [5, inf)
+    method: Literal["full", "sketch"] = "full"
+    sketch_size: int = 16_384  # numbers that stand for a gradient
+    bootstrap: int = 1000  # resamples of prompts for the intervals
+
+    def __post_init__(self) -> None:
+        _at_least("gradients.every", self.every, 0)
+        _at_least("gradients.num_buckets", self.num_buckets, 1)
+        _at_least("gradients.sketch_size", self.sketch_size, 2)
+        _at_least("gradients.bootstrap", self.bootstrap, 1)
+        for name in ("env_groups", "group_size"):
+            if getattr(self, name) is not None:
+                _at_least(f"gradients.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
 class EvaluationSection:
     """Success on held-out levels, at the start, every `test_freq` steps (0: only at the ends) and at the end."""
 
@@ -233,6 +355,8 @@ class Config:
     training: TrainingSection = field(default_factory=TrainingSection)
     diagnosis: DiagnosisSection = field(default_factory=DiagnosisSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    early_stop: EarlyStopSection = field(default_factory=EarlyStopSection)
+    gradients: GradientSection = field(default_factory=GradientSection)
 
     def __post_init__(self) -> None:
         rows = self.rollout.env_groups * self.rollout.group_size
@@ -241,8 +365,40 @@ class Config:
                 "training.micro_batch_size", self.training.micro_batch_size,
                 f"it must divide the batch of {rows} episodes (rollout.env_groups x rollout.group_size)",
             )  # fmt: skip
-        if self.algorithm.adv_estimator == "grpo" and self.rollout.group_size == 1:
-            raise ConfigError("rollout.group_size", 1, "GRPO compares the members of a group; use at least 2")
+        size = self.rollout.group_size
+        if size == 1 and (self.algorithm.group_relative or self.algorithm.soft_advantage_reweight):
+            kind = (
+                self.algorithm.adv_estimator if self.algorithm.group_relative else "soft_advantage_reweight"
+            )
+            raise ConfigError(
+                "rollout.group_size", 1, f"{kind} compares the members of a group; use at least 2"
+            )
+        if self.gradients.every:
+            members = self.gradients.group_size or size
+            least = 4 if self.algorithm.group_relative else 2
+            if members < least:
+                raise ConfigError(
+                    "gradients.group_size", members,
+                    f"each half of a group needs {least // 2} episodes with {self.algorithm.adv_estimator}; "
+                    f"use at least {least}",
+                )  # fmt: skip
+
+
+def off_policy_warning(config: Config) -> str | None:
+    """What to know about sampling from less than the whole policy; None where nothing is cut off."""
+    if config.rollout.truncation.off:
+        return None
+    cut = [f"rollout.{n}={getattr(config.rollout, n)}" for n in ("top_p", "top_k", "min_p")]
+    chosen = ", ".join(c for c, n in zip(cut, ("1.0", "-1", "0.0"), strict=True) if not c.endswith(f"={n}"))
+    kind = config.algorithm.rollout_is
+    if kind == "none":
+        cure = "algorithm.rollout_is=token corrects for it"
+    else:
+        cure = f"algorithm.rollout_is={kind} corrects for it up to {config.algorithm.rollout_is_threshold:g}"
+    return (
+        f"{chosen}: episodes are not drawn from the policy that is updated, so updates are off-policy by the "
+        f"probability that was cut off ({cure})"
+    )
 
 
 def _at_least(name: str, value: float, low: float) -> None:
@@ -251,26 +407,36 @@ def _at_least(name: str, value: float, low: float) -> None:
 
 
 # -- reading ------------------------------------------------------------------------------------------
-def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Reads a YAML file (or nothing) and applies `a.b=value` overrides, values in YAML syntax.
+def load_config(path: str | Path | Sequence[str | Path] | None, overrides: Sequence[str] = ()) -> Config:
+    """Reads YAML files (or nothing) and applies `a.b=value` overrides, values in YAML syntax.
 
-    Raises ConfigError (a ValueError) naming the key, the value and the remedy.
+    Of several files a later one sets single fields over those before it, so that a preset such as configs/dapo.yaml
+    can follow the configuration of a task. Raises ConfigError (a ValueError) naming the key, the value and the remedy.
     """
+    paths = [] if path is None else [path] if isinstance(path, (str, Path)) else list(path)
     tree: dict[str, Any] = {}
-    if path is not None:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as e:
-            raise ConfigError("config", str(path), f"cannot be read ({e.strerror}); give a YAML file") from e
-        except UnicodeDecodeError as e:
-            raise ConfigError("config", str(path), "is not text; give a YAML file") from e
-        try:
-            tree = yaml.safe_load(text) or {}
-        except yaml.YAMLError as e:
-            raise ConfigError("config", str(path), f"is not YAML: {' '.join(str(e).split())}") from e
-        if not isinstance(tree, dict):
-            raise ConfigError("config", str(path), "must hold a mapping of sections")
+    for one in paths:
+        for section, fields in _read_yaml(one).items():
+            below = tree.get(section)
+            merges = isinstance(below, dict) and isinstance(fields, dict)
+            tree[section] = {**below, **fields} if merges else fields  # type: ignore[dict-item]
     return config_from_dict(_overridden(tree, overrides))
+
+
+def _read_yaml(path: str | Path) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError("config", str(path), f"cannot be read ({e.strerror}); give a YAML file") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError("config", str(path), "is not text; give a YAML file") from e
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as e:
+        raise ConfigError("config", str(path), f"is not YAML: {' '.join(str(e).split())}") from e
+    if not isinstance(tree, dict):
+        raise ConfigError("config", str(path), "must hold a mapping of sections")
+    return tree
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.models import Params
-from ragen_jax.rollout import Trajectories
+from ragen_jax.rollout import Trajectories, Truncation
 from ragen_jax.training.metrics import wilson_interval
 from ragen_jax.training.programs import rollout_program
 from ragen_jax.training.setup import Setup
@@ -34,13 +34,14 @@ def evaluate(setup: Setup, trainable: dict[str, Any], base: Params | None) -> Ev
     """Plays every held-out level once, `evaluation.batch_size` at a time. The same draws at every call."""
     section, tag = setup.config.evaluation, setup.env.tag
     key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 2**31 - 1)
+    spec = replace(setup.rollout_spec, truncation=Truncation())
     sums: dict[str, Any] = {}
     first = None
     for start in range(0, section.levels, section.batch_size):
         ids = jnp.arange(start, start + section.batch_size)
         traj = rollout_program(
             trainable, base, setup.eval, setup.stops, key, ids % setup.env.num_levels, section.temperature, ids,
-            spec=setup.rollout_spec, group_size=1, lora=setup.config.model.lora,
+            spec=spec, group_size=1, lora=setup.config.model.lora,
         )  # fmt: skip
         first = traj if first is None else first
         counts = {

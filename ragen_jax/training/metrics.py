@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,44 @@ def finite(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
+def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Metrics of batches of one size as those of all: counts (`.._count`) are added, `/max` and `/min` are extremes,
+    the others are means."""
+    out = {}
+    for name in parts[0] if parts else ():
+        values = [float(part[name]) for part in parts]
+        if name.endswith("_count"):
+            out[name] = sum(values)
+        elif name.endswith(("/max", "/min")):
+            out[name] = max(values) if name.endswith("/max") else min(values)
+        else:
+            out[name] = sum(values) / len(values)
+    return out
+
+
 def check_loggers(*, wandb: bool) -> None:
     """Raises ConfigError when a logger that is asked for is not installed."""
     if wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError("run.wandb", True, "wandb is not installed: pip install 'ragen-jax[wandb]'")
+
+
+class JsonLines:
+    """Appends one object a step to a file. `resume_step` drops rows after that step, which a resumed run writes again.
+
+    None: starts the file anew. `rows` are those kept.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        self.rows = [r for r in read_jsonl(path) if resume_step is not None and r["step"] <= resume_step]
+        write_atomically(path, "".join(json.dumps(r) + "\n" for r in self.rows))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"step": step, **finite(row)}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class MetricsWriter:
@@ -74,11 +109,9 @@ class MetricsWriter:
         name: str,
         resume_step: int | None,
     ) -> None:
-        self.path = run_dir / "metrics.jsonl"
-        kept = [r for r in read_jsonl(self.path) if resume_step is not None and r["step"] <= resume_step]
-        write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept))
+        self._lines = JsonLines(run_dir / "metrics.jsonl", resume_step)
+        kept = self._lines.rows
         self.seconds: float = kept[-1].get("time") or 0.0 if kept else 0.0  # what the run has taken so far
-        self._file = self.path.open("a", encoding="utf-8")
         self._tensorboard = self._wandb = None
         if tensorboard:
             from tensorboardX import SummaryWriter
@@ -96,8 +129,7 @@ class MetricsWriter:
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Writes a row. A value that is not finite is written as null, so that its absence is seen."""
         clean = finite(metrics)
-        self._file.write(json.dumps({"step": step, **clean}) + "\n")
-        self._file.flush()
+        self._lines.write(step, clean)
         known = {k: v for k, v in clean.items() if v is not None}
         if self._tensorboard is not None:
             for k, v in known.items():
@@ -106,7 +138,7 @@ class MetricsWriter:
             self._wandb.log(known, step=step)
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
         if self._wandb is not None:

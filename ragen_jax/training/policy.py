@@ -20,11 +20,13 @@ from ragen_jax.training.setup import Setup, build, draw_levels
 
 @dataclass(frozen=True)
 class Policy:
-    """`trainable` and `base` as in `TrainState`."""
+    """`trainable` (the policy's part) and `base` as in `TrainState`; `critic` and `run_dir` where it is a run's."""
 
     setup: Setup
     trainable: dict[str, Any]
     base: Params | None
+    critic: Params | None = None
+    run_dir: Path | None = None
 
 
 def load_policy(source: str, overrides: list[str], *, step: int | None = None) -> Policy:
@@ -55,7 +57,8 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
     finally:
         checkpoints.close()
     base = setup.params if stored.model.lora is not None else None
-    return Policy(setup, {"policy": restored.train.trainable["policy"]}, base)
+    parts = restored.train.trainable
+    return Policy(setup, {"policy": parts["policy"]}, base, parts.get("critic"), run_dir)
 
 
 @dataclass(frozen=True)

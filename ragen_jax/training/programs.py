@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,16 +11,23 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from ragen_jax.estimators import reward_variance, reward_variance_stats, select_groups, selection_stats
+from ragen_jax.estimators import (
+    chance_std_over_mean,
+    filter_scores,
+    reward_variance,
+    reward_variance_stats,
+    select_groups,
+    selection_stats,
+)
 from ragen_jax.models import Params
 from ragen_jax.models.lora import LoraConfig
-from ragen_jax.rl import policy_params, update
+from ragen_jax.rl import Objective, overlong_penalty, policy_params, row_entropy, update
 from ragen_jax.rollout import RolloutSpec, StopTable, Trajectories, rollout
 from ragen_jax.training.config import RolloutSection
 from ragen_jax.training.diagnosis import diagnose
 
 
-@partial(jax.jit, static_argnames=("spec", "group_size", "lora"))
+@partial(jax.jit, static_argnames=("spec", "group_size", "lora", "objective"))
 def rollout_program(
     trainable: dict[str, Any],
     base: Params | None,
@@ -34,11 +41,17 @@ def rollout_program(
     spec: RolloutSpec,
     group_size: int,
     lora: LoraConfig | None,
+    objective: Objective | None = None,
 ) -> Trajectories:
-    return rollout(
+    """Episodes; with the `objective`'s penalty on long turns, when given, beside the environment's own penalties."""
+    traj = rollout(
         policy_params(trainable, base, lora), spec, env_params, stops, key, levels, group_size=group_size,
         temperature=temperature, group_ids=group_ids,
     )  # fmt: skip
+    if objective is None or not objective.overlong_buffer_share:
+        return traj
+    extra = overlong_penalty(traj, objective, spec.env.config.max_response_tokens)
+    return replace(traj, penalty=traj.penalty + jnp.where(traj.taken, extra, 0.0))
 
 
 @partial(jax.jit, static_argnames=("spec", "lora"))
@@ -52,50 +65,76 @@ def diagnosis_program(
 update_program = jax.jit(update, static_argnames=("spec",), donate_argnames=("state",))
 
 
-@dataclass(frozen=True)
-class FilterSpec:
-    """Static settings of the filter, by RAGEN's names without their prefix."""
-
-    strategy: str
-    value: float
-    type: str
-    include_zero: bool
-    top_p_prob_mode: str
-    selection_eps: float
-
-    @staticmethod
-    def of(section: RolloutSection) -> FilterSpec:
-        return FilterSpec(
-            section.rollout_filter_strategy, section.rollout_filter_value, section.rollout_filter_type,
-            section.rollout_filter_include_zero, section.rollout_filter_top_p_prob_mode,
-            section.rollout_filter_selection_eps,
-        )  # fmt: skip
+entropy_program = jax.jit(row_entropy, static_argnames=("spec",))
 
 
-@partial(jax.jit, static_argnames=("spec", "filters"))
+@partial(jax.jit, static_argnames=("section",))
 def filter_program(
-    traj: Trajectories, *, spec: FilterSpec, filters: bool
-) -> tuple[Bool[Array, "P"], dict[str, Float[Array, ""]]]:
-    """Which groups to keep by the variance of their rewards, and what the rollout was like."""
-    scores = traj.score.reshape(-1, traj.group_size)
+    traj: Trajectories, entropy: Float[Array, "B"] | None = None, *, section: RolloutSection
+) -> tuple[Bool[Array, "B"], dict[str, Float[Array, ""]], dict[str, Array]]:
+    """Which rows to learn from, what the rollout was like, and each group's numbers: level, mean, std, share kept.
+
+    `entropy` [B] is needed by the metrics entropy and entropy_variance.
+    """
+    size = traj.group_size
+    scores = traj.score.reshape(-1, size)
+    groups = scores.shape[0]
     metrics = episode_metrics(traj)
-    if traj.group_size == 1:
-        return jnp.ones(scores.shape[0], bool), metrics
-    spread = reward_variance(scores)
-    keep = jnp.isfinite(spread)
-    if filters:
-        keep = select_groups(
-            spread, strategy=spec.strategy, value=spec.value, type=spec.type, include_zero=spec.include_zero,  # type: ignore[arg-type]
-            top_p_prob_mode=spec.top_p_prob_mode, selection_eps=spec.selection_eps,  # type: ignore[arg-type]
+    spread = reward_variance(scores) if size > 1 else jnp.where(jnp.isfinite(scores[:, 0]), 0.0, jnp.nan)
+    metric = section.rollout_filter_metric
+    values = scores
+    if metric.startswith("entropy"):
+        if entropy is None:
+            raise ValueError(f"rollout.rollout_filter_metric {metric} needs the rows' entropies")
+        values = entropy.reshape(-1, size)
+    elif metric == "length":
+        values = jnp.sum(traj.loss_mask, axis=1).reshape(-1, size).astype(jnp.float32)
+    finite = jnp.repeat(jnp.isfinite(spread), size)
+    if not section.filters:
+        ranked, keep = spread, finite
+    else:
+        ranked = filter_scores(values, metric, section.rollout_filter_level)
+        chosen = select_groups(
+            ranked, strategy=section.rollout_filter_strategy, value=section.rollout_filter_value,
+            type=section.rollout_filter_type, include_zero=section.rollout_filter_include_zero,
+            top_p_prob_mode=section.rollout_filter_top_p_prob_mode,
+            selection_eps=section.rollout_filter_selection_eps, eps_mode=section.rollout_filter_eps_mode,
         )  # fmt: skip
+        keep = (chosen if chosen.shape[0] == groups * size else jnp.repeat(chosen, size)) & finite
+    if size > 1:
+        metrics |= {f"reward_variance/{n}": v for n, v in reward_variance_stats(scores).items()}
+    if size > 2:
+        metrics["reward_variance/std_over_mean_chance"] = chance_std_over_mean(scores)
+    if section.rollout_filter_adaptive:
+        ratio = metrics["reward_variance/std_over_mean"]
+        active = ~(
+            (ratio > 0) & (ratio < section.rollout_filter_adaptive)
+        )  # 0: nothing varies, nothing to learn
+        keep = jnp.where(active, keep, finite)
+        metrics["rollout/filter_active"] = active.astype(jnp.float32)
+    share = jnp.mean(keep.reshape(-1, size).astype(jnp.float32), axis=1)
     per_group = {"std": spread, "max": jnp.max(scores, axis=1), "mean": jnp.mean(scores, axis=1)}
-    kept = jnp.maximum(jnp.sum(keep), 1)
     for name, value in per_group.items():
         metrics[f"rollout/in_group_reward_{name}"] = jnp.mean(value)
-        metrics[f"rollout/chosen_in_group_reward_{name}"] = jnp.sum(jnp.where(keep, value, 0.0)) / kept
-    metrics |= {f"rollout/{n}": v for n, v in selection_stats(spread, keep).items()}
-    metrics |= {f"reward_variance/{n}": v for n, v in reward_variance_stats(scores).items()}
-    return keep, metrics
+        total = jnp.sum(jnp.where(share > 0, value * share, 0.0))
+        metrics[f"rollout/chosen_in_group_reward_{name}"] = total / jnp.maximum(jnp.sum(share), 1e-6)
+    units = keep if ranked.shape[0] == keep.shape[0] else share > 0
+    metrics |= {f"rollout/{n}": v for n, v in selection_stats(ranked, units).items()}
+    numbers = {"level": traj.level[::size], "mean": per_group["mean"], "std": spread, "kept": share}
+    return keep, metrics, numbers
+
+
+@jax.jit
+def refill_program(
+    traj: Trajectories, keep: Bool[Array, "B"], more: Trajectories, more_keep: Bool[Array, "B"]
+) -> tuple[Trajectories, Bool[Array, "B"]]:
+    """The kept groups of two batches, those of the first one first, up to the size of one; then dropped ones."""
+    size = traj.group_size
+    whole = jnp.concatenate([keep, more_keep])
+    order = jnp.argsort(~whole[::size], stable=True)[: keep.shape[0] // size]
+    rows = (order[:, None] * size + jnp.arange(size)).reshape(-1)
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[rows], traj, more)
+    return both, whole[rows]
 
 
 def episode_metrics(traj: Trajectories) -> dict[str, Float[Array, ""]]:

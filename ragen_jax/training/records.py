@@ -25,7 +25,7 @@ def episode_records(
     split: str,
     keep: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The given rows as dictionaries; the text is that of the ids. `keep`: what the filter kept, by group."""
+    """The given rows as dictionaries; the text is that of the ids. `keep`: what the filter kept, by row."""
     host = jax.device_get(jax.tree.map(lambda x: x[np.asarray(rows)], traj))
     separator = env.config.action_sep
     records = []
@@ -67,7 +67,7 @@ def episode_records(
                 "level": int(host.level[i]),
                 "success": bool(host.success[i]),
                 "reward": float(np.sum(host.reward[i]) + np.sum(host.penalty[i])),
-                "kept": None if keep is None else bool(keep[group]),
+                "kept": None if keep is None else bool(keep[row]),
                 "turns": turns,
             }
         )

@@ -15,6 +15,7 @@ from envs_jax.turn import TurnEnv, TurnParams
 from ragen_jax.models import ModelConfig, Params, init_params
 from ragen_jax.models.load import load_model
 from ragen_jax.rl import UpdateSpec
+from ragen_jax.rl.gradient_analysis import GradientSpec
 from ragen_jax.rollout import RolloutSpec, StopTable, make_stop_table
 from ragen_jax.rollout.sampling import LEVEL
 from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer, load_tokenizer
@@ -40,6 +41,7 @@ class Setup:
     rollout_spec: RolloutSpec
     diagnosis_spec: DiagnosisSpec
     update_spec: UpdateSpec
+    gradient_spec: GradientSpec
 
 
 def build_tokenizer(config: Config) -> SmallTokenizer:
@@ -95,13 +97,20 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
     if config.warm_start.steps and not has_teacher(env):
         steps = config.warm_start.steps
         raise ConfigError("warm_start.steps", steps, f"{env.tag} has no scripted teacher; set it to 0")
-    rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size)
+    rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size, config.rollout.truncation)
     diagnosis, training = config.diagnosis, config.training
     families = {
         "first_turn": diagnosis.first_turn_enabled,
         "trajectory": diagnosis.trajectory_enabled,
         "turn": diagnosis.turn_enabled,
     }
+    update_spec = UpdateSpec(
+        model, config.algorithm, config.optim, tokenizer.vocab_size,
+        max_sampled=env.config.max_turns * env.config.max_response_tokens,
+        mini_batch_size=training.mini_batch_size, micro_batch_size=training.micro_batch_size,
+        ppo_epochs=training.ppo_epochs, length_buckets=training.length_buckets, lora=section.lora,
+        remat=training.remat,
+    )  # fmt: skip
     return Setup(
         config=config, tokenizer=tokenizer, model=model, params=params, env=env, train=train, eval=held_out,
         stops=make_stop_table(tokenizer),
@@ -110,18 +119,18 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
             model, tokenizer.vocab_size, env.prompt_capacity, env.config.max_response_tokens, diagnosis.num_samples,
             tuple(f for f, on in families.items() if on), diagnosis.ema_decay, diagnosis.std_eps,
         ),
-        update_spec=UpdateSpec(
-            model, config.algorithm, config.optim, tokenizer.vocab_size,
-            max_sampled=env.config.max_turns * env.config.max_response_tokens,
-            mini_batch_size=training.mini_batch_size, micro_batch_size=training.micro_batch_size,
-            ppo_epochs=training.ppo_epochs, length_buckets=training.length_buckets, lora=section.lora,
-            remat=training.remat,
+        update_spec=update_spec,
+        gradient_spec=GradientSpec(
+            update_spec, config.gradients.num_buckets, config.gradients.bucket_mode, config.gradients.method,
+            config.gradients.sketch_size, config.gradients.bootstrap,
         ),
     )  # fmt: skip
 
 
-def draw_levels(setup: Setup, step: int) -> jax.Array:
-    """Indices of one step's training levels, by (seed, step); without repeats when the pool is large enough."""
+def draw_levels(setup: Setup, step: int, batch: int = 0, groups: int | None = None) -> jax.Array:
+    """Indices of one step's training levels, by (seed, step, batch of the step); without repeats when the pool is large
+    enough. `groups`: how many, by default those of a training batch."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(setup.config.run.seed), step), LEVEL)
-    groups, pool = setup.config.rollout.env_groups, setup.env.num_levels
+    key = jax.random.fold_in(key, batch) if batch else key
+    groups, pool = groups or setup.config.rollout.env_groups, setup.env.num_levels
     return jax.random.choice(key, pool, (groups,), replace=groups > pool).astype(jnp.int32)

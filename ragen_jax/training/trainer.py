@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from envs_jax.errors import ConfigError
 from ragen_jax.estimators import REGIME_NAMES, UNKNOWN, regime, regime_thresholds
 from ragen_jax.models import Params
 from ragen_jax.rl import init_state
+from ragen_jax.rollout import Trajectories
 from ragen_jax.training.checkpoints import (
     CheckpointError,
     Checkpoints,
@@ -37,15 +38,19 @@ from ragen_jax.training.config import (
     config_to_dict,
     config_to_yaml,
     load_config,
+    off_policy_warning,
     with_overrides,
 )
 from ragen_jax.training.diagnosis import FAMILIES, empty_ema
+from ragen_jax.training.early_stop import early_stop
 from ragen_jax.training.evaluation import baselines, evaluate
-from ragen_jax.training.metrics import MetricsWriter, check_loggers, write_atomically
+from ragen_jax.training.gradients import analyse, as_metrics
+from ragen_jax.training.metrics import JsonLines, MetricsWriter, check_loggers, merge, write_atomically
 from ragen_jax.training.programs import (
-    FilterSpec,
     diagnosis_program,
+    entropy_program,
     filter_program,
+    refill_program,
     rollout_program,
     update_program,
 )
@@ -176,6 +181,9 @@ def train(
         preparation = None if begun else _prepare(setup)
     if resume is None:
         _make_run_dir(run_dir, setup)
+    warning = off_policy_warning(config)
+    if warning:
+        console.print(f"Warning: {warning}")
     with _progress(console) as progress, _interruptible() as interrupted:
         return _Run(setup, run_dir, progress).go(preparation, interrupted)
 
@@ -203,7 +211,7 @@ class _Run:
 
     def _keep_reference(self, params: Params | None) -> None:
         """The KL term's reference: the policy before RL. `params` None: read back what was kept."""
-        if not self.config.algorithm.use_kl_loss:
+        if not self.config.algorithm.uses_reference:
             return
         if self.lora is not None:
             self.reference = self.base
@@ -220,11 +228,12 @@ class _Run:
             state, host = self.checkpoints.restore(self._fresh(self.setup.params))
             self._keep_reference(None)
             write_atomically(self.run_dir / "config.yaml", config_to_yaml(self.config))
+        resume_step = None if state is None else host.step
         writer = MetricsWriter(
             self.run_dir, tensorboard=self.config.run.tensorboard, wandb=self.config.run.wandb,
-            config=config_to_dict(self.config), name=self.config.run.name,
-            resume_step=None if state is None else host.step,
+            config=config_to_dict(self.config), name=self.config.run.name, resume_step=resume_step,
         )  # fmt: skip
+        self.groups = JsonLines(self.run_dir / "groups.jsonl", resume_step)
         self.started -= writer.seconds
         try:
             if preparation is not None:
@@ -233,6 +242,7 @@ class _Run:
             stopped = self._loop(state, host, writer, interrupted)
         finally:
             writer.close()
+            self.groups.close()
             self.checkpoints.close()
         return RunResult(self.run_dir, self._summary(stopped), stopped)
 
@@ -262,9 +272,12 @@ class _Run:
             step = host.step + 1
             state, metrics = self._step(state, host, step)
             host.step = step
-            stopped = self._why_stop(state, host, metrics)
+            due = step == total or (config.evaluation.test_freq and step % config.evaluation.test_freq == 0)
+            if due:
+                metrics |= self._evaluate(state, step)
+            stopped = early_stop(config, host, metrics)
             last = step == total or stopped is not None
-            if last or (config.evaluation.test_freq and step % config.evaluation.test_freq == 0):
+            if last and not due:
                 metrics |= self._evaluate(state, step)
             if interrupted.flag and stopped is None:
                 stopped = "interrupted"
@@ -280,42 +293,88 @@ class _Run:
         key = jax.random.fold_in(self.key, step)
         temperature = config.rollout.temperature
         clock = _Clock()
-        traj = rollout_program(
-            state.train.trainable, self.base, setup.train, setup.stops, key, draw_levels(setup, step), temperature,
-            spec=setup.rollout_spec, group_size=config.rollout.group_size, lora=self.lora,
-        )  # fmt: skip
-        keep, device = filter_program(
-            traj, spec=FilterSpec.of(config.rollout), filters=config.rollout.filters
-        )
-        clock.lap("rollout", traj.tokens)
+        batch = self._collect(state, key, step)
+        traj, keep, device = batch.traj, batch.keep, batch.metrics
+        clock.lap("rollout", keep)
         freq = config.diagnosis.compute_freq
         due = bool(freq and setup.diagnosis_spec.families and (step == 1 or step % freq == 0))
+        ema = state.ema
         if due:
             found, ema, _ = diagnosis_program(
-                state.train.trainable, self.base, traj, jax.random.fold_in(key, _DIAGNOSE), state.ema, temperature,
-                spec=setup.diagnosis_spec, lora=self.lora,
+                state.train.trainable, self.base, batch.first, jax.random.fold_in(key, _DIAGNOSE), state.ema,
+                temperature, spec=setup.diagnosis_spec, lora=self.lora,
             )  # fmt: skip
-            device |= found
-            state = replace(state, ema=ema)
+            device.append(found)
             clock.lap("diagnosis", found)
+        analysed = config.gradients.every and (step - 1) % config.gradients.every == 0
+        if analysed:
+            buckets = analyse(setup, state.train.trainable, self.base, self.reference, key, step, batch.first)
+            clock.lap("gradients", ())
         after, tally = update_program(
             state.train, traj, keep, spec=setup.update_spec, base=self.base, reference=self.reference,
             temperature=temperature,
         )  # fmt: skip
-        state = replace(state, train=after)
-        found_on_device = (device, tally, after.updates, after.skipped, keep)
-        host_metrics, tally, updates, skipped, kept = jax.device_get(found_on_device)
+        found_on_device = (device, tally, after.updates, after.skipped, keep, batch.groups)
+        parts, tally, updates, skipped, kept, groups = jax.device_get(found_on_device)
         clock.lap("update", ())
-        metrics = {n: float(v) for n, v in host_metrics.items()} | tally.means() | clock.metrics()
+        # A step that keeps nothing leaves everything that is carried on as it was, moving averages too.
+        state = RunState(after, ema if kept.any() else state.ema)
+        metrics = merge(parts[: len(groups)])
+        for part in parts[len(groups) :]:
+            metrics |= {n: float(v) for n, v in part.items()}
+        metrics |= tally.means() | clock.metrics() | (as_metrics(buckets) if analysed else {})
         metrics |= {"train/updates": float(updates), "train/skipped_updates": float(skipped)}
         metrics["rollout/empty_after_filter"] = float(not kept.any())
+        metrics["rollout/effective_kept_ratio"] = float(kept.sum()) / (len(groups) * len(kept))
+        metrics["rollout/num_gen_batches"] = float(len(groups))
+        self.groups.write(step, {n: [float(x) for g in groups for x in g[n]] for n in groups[0]})
+        if not kept.any():
+            self._say(f"step {step}: the filter kept nothing; nothing was learned")
         if due:
             metrics |= self._regime(metrics, host)
+        if int(skipped) > host.skipped:
+            self._keep_broken(traj, np.flatnonzero(tally.nonfinite), step, int(skipped) - host.skipped)
+        host.skipped = int(skipped)
         if metrics["train/nonfinite_count"]:
-            self._keep_nonfinite(traj, step)
+            self._keep_nonfinite(batch.all, step)
         if config.run.rollout_freq and (step == 1 or step % config.run.rollout_freq == 0):
             self._keep_rollouts(traj, setup.train, step, "train", kept)
         return state, metrics
+
+    def _collect(self, state: RunState, key: jax.Array, step: int) -> _Batch:
+        """Rolls out and filters; with dynamic sampling again, until a whole batch of groups is kept."""
+        setup, section = self.setup, self.config.rollout
+        traj = keep = None
+        everything, metrics, groups = [], [], []
+        for number in range(section.max_num_gen_batches):
+            ids = jnp.arange(section.env_groups) + number * section.env_groups
+            more = rollout_program(
+                state.train.trainable, self.base, setup.train, setup.stops, key, draw_levels(setup, step, number),
+                section.temperature, ids, spec=setup.rollout_spec, group_size=section.group_size, lora=self.lora,
+                objective=self.config.algorithm,
+            )  # fmt: skip
+            entropy = None
+            if section.filters and section.rollout_filter_metric.startswith("entropy"):
+                entropy = entropy_program(
+                    state.train.trainable,
+                    self.base,
+                    more,
+                    spec=setup.update_spec,
+                    temperature=section.temperature,
+                )
+            more_keep, found, numbers = filter_program(more, entropy, section=section)
+            everything.append(more)
+            metrics.append(found)
+            groups.append(numbers)
+            if traj is None:
+                traj, keep = more, more_keep
+            else:
+                traj, keep = refill_program(traj, keep, more, more_keep)
+            if section.max_num_gen_batches > 1 and bool(keep.all()):
+                break
+        assert traj is not None
+        assert keep is not None
+        return _Batch(traj, keep, everything, metrics, groups)
 
     def _regime(self, metrics: dict[str, float], host: HostState) -> dict[str, float]:
         """Regime of the first family diagnosed, against thresholds from the run's own first diagnosis.
@@ -342,22 +401,6 @@ class _Run:
             "collapse/mi_threshold": host.mi_threshold,
         }
 
-    def _why_stop(self, state: RunState, host: HostState, metrics: dict[str, float]) -> str | None:
-        host.empty_steps = host.empty_steps + 1 if metrics["rollout/empty_after_filter"] else 0
-        metrics["rollout/consecutive_empty_after_filter_steps"] = float(host.empty_steps)
-        limit = self.config.rollout.rollout_filter_empty_stop_steps
-        if limit and host.empty_steps >= limit:
-            return f"the filter kept nothing for {limit} steps (rollout.rollout_filter_empty_stop_steps)"
-        skips = self.config.training.max_skipped_updates
-        if metrics["train/skipped_updates"] >= skips:
-            return f"{skips} optimiser steps had gradients that are not finite (training.max_skipped_updates)"
-        if metrics["train/nonfinite_count"]:
-            return (
-                f"{metrics['train/nonfinite_count']:.0f} episodes have a reward or log-prob that is not finite; "
-                f"see rollouts/nonfinite_{host.step:06d}.jsonl"
-            )
-        return None
-
     def _evaluate(self, state: RunState, step: int) -> dict[str, float]:
         begun = time.monotonic()
         result = evaluate(self.setup, state.train.trainable, self.base)
@@ -371,18 +414,37 @@ class _Run:
             episode_records(traj, self.setup.env, params, list(rows), step=step, split=split, keep=keep),
         )
 
-    def _keep_nonfinite(self, traj: Any, step: int) -> None:
+    def _keep_nonfinite(self, batches: list[Any], step: int) -> None:
         """Keeps the episodes with a reward or log-prob that is not finite, at most `rollouts_kept`."""
-        reward, logprob = jax.device_get(
-            (jnp.isfinite(traj.score), jnp.all(jnp.isfinite(traj.logprob), axis=1))
-        )
-        rows = np.flatnonzero(~(reward & logprob))[: self.config.run.rollouts_kept].tolist()
-        records = episode_records(traj, self.setup.env, self.setup.train, rows, step=step, split="nonfinite")
-        for row, record in zip(rows, records, strict=True):
-            record["nonfinite"] = [
-                n for n, ok in (("reward", reward[row]), ("logprob", logprob[row])) if not ok
-            ]
-        write_records(self.run_dir, records)
+        kept: list[dict[str, Any]] = []
+        for traj in batches:
+            reward, logprob = jax.device_get(
+                (jnp.isfinite(traj.score), jnp.all(jnp.isfinite(traj.logprob), axis=1))
+            )
+            rows = np.flatnonzero(~(reward & logprob))[: self.config.run.rollouts_kept - len(kept)].tolist()
+            records = episode_records(
+                traj, self.setup.env, self.setup.train, rows, step=step, split="nonfinite"
+            )
+            for row, record in zip(rows, records, strict=True):
+                record["nonfinite"] = [
+                    n for n, ok in (("reward", reward[row]), ("logprob", logprob[row])) if not ok
+                ]
+            kept += records
+        write_records(self.run_dir, kept)
+
+    def _keep_broken(self, traj: Any, rows: np.ndarray, step: int, steps: int) -> None:
+        """Keeps the episodes of microbatches whose gradient was not finite, at most `rollouts_kept`, and says so."""
+        note = f"step {step}: {steps} optimiser step(s) left out, as the gradient was not finite"
+        if len(rows):
+            chosen = rows[: self.config.run.rollouts_kept].tolist()
+            records = episode_records(
+                traj, self.setup.env, self.setup.train, chosen, step=step, split="gradient"
+            )
+            note += f"; {write_records(self.run_dir, records).name} has the episodes"
+        self._say(note)
+
+    def _say(self, text: str) -> None:
+        self.progress.console.print(text)
 
     def _note(self, metrics: dict[str, float]) -> str:
         parts = [
@@ -398,6 +460,22 @@ class _Run:
         summary = summarise(self.run_dir, self.setup.env.tag) | {"stopped": stopped}
         write_atomically(self.run_dir / "summary.json", json.dumps(summary, indent=1))
         return summary
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What a step learns from, and of each batch that was rolled out for it: episodes, metrics, groups' numbers."""
+
+    traj: Trajectories
+    keep: jax.Array  # by row
+    all: list[Trajectories]
+    metrics: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+    @property
+    def first(self) -> Trajectories:
+        """The first batch, before any choice among groups."""
+        return self.all[0]
 
 
 class _Clock:

@@ -17,6 +17,7 @@ from ragen_jax.training.config import (
     config_to_dict,
     config_to_yaml,
     load_config,
+    off_policy_warning,
     with_overrides,
 )
 
@@ -85,6 +86,42 @@ def test_overrides_come_after_the_file(tmp_path: Path) -> None:
     assert load_config(path) == Config()
 
 
+PRESETS = ("ppo", "grpo", "dapo", "dr_grpo")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_goes_over_a_task(name: str) -> None:
+    folder = CONFIGS[0].parent
+    task, preset = load_config(folder / "quickstart.yaml"), load_config(folder / f"{name}.yaml")
+    both = load_config([folder / "quickstart.yaml", folder / f"{name}.yaml"], ["rollout.env_groups=4"])
+    assert both.algorithm == preset.algorithm
+    assert (both.env, both.model, both.rollout.group_size) == (task.env, task.model, task.rollout.group_size)
+    assert both.rollout.env_groups == 4
+    assert both.rollout.max_num_gen_batches == (10 if name == "dapo" else 1)
+
+
+def test_presets_are_different_algorithms() -> None:
+    folder = CONFIGS[0].parent
+    found = [load_config(folder / f"{name}.yaml").algorithm for name in PRESETS]
+    assert len(set(found)) == len(PRESETS)
+    ppo, grpo, dapo, dr_grpo = found
+    assert ppo.uses_critic
+    assert not any(o.uses_critic for o in (grpo, dapo, dr_grpo))
+    assert dapo.clip_ratio_high > dapo.clip_ratio_low
+    assert dapo.overlong_buffer_share > 0
+    assert dr_grpo.loss_agg_mode == "seq-mean-token-sum-norm"
+
+
+def test_truncated_sampling_is_warned_of() -> None:
+    assert off_policy_warning(Config()) is None
+    cut = load_config(None, ["rollout.top_p=0.9", "rollout.top_k=20"])
+    warning = off_policy_warning(cut)
+    assert warning is not None
+    assert warning.startswith("rollout.top_p=0.9, rollout.top_k=20: ")
+    assert "algorithm.rollout_is=token corrects for it" in warning
+    assert "min_p" not in warning
+
+
 def test_another_tag_drops_the_settings_of_the_old_one() -> None:
     config = load_config(None, ["env.tag=FrozenLake", "env.size=5"])
     assert with_overrides(config, ["env.tag=Bandit"]).env.overrides == {}
@@ -112,7 +149,7 @@ def test_another_tag_drops_the_settings_of_the_old_one() -> None:
         ("rollout.rollout_filter_value=.nan", "must not be NaN"),
         ("rollout.rollout_filter_selection_eps=-1", "rollout.rollout_filter_selection_eps"),
         ("rollout.group_size=1", "one member has no reward variance to filter on"),
-        ("algorithm.adv_estimator=ppo", "algorithm.adv_estimator = 'ppo': use one of grpo, gae"),
+        ("algorithm.adv_estimator=ppo", "algorithm.adv_estimator = 'ppo': use one of grpo, dr_grpo, rloo, "),
         ("algorithm.gamma=1.5", "algorithm.gamma is 1.5"),
         ("algorithm.clip_ratio_low=0", "algorithm.clip_ratio_low"),
         ("algorithm.clip_ratio_c=1", "algorithm.clip_ratio_c"),
@@ -163,7 +200,7 @@ def test_bad_values_are_refused_by_name(override: str, words: str) -> None:
                 "rollout.rollout_filter_value=1",
                 "rollout.rollout_filter_include_zero=true",
             ],
-            "GRPO compares the members of a group",
+            "grpo compares the members of a group",
         ),
         (
             ["rollout.rollout_filter_strategy=top_k_abs", "rollout.rollout_filter_value=9"],

@@ -52,6 +52,23 @@ def test_names_that_are_compared_exist() -> None:
             assert f"| `{name}" in page, name
 
 
+def test_algorithms_page_maps_every_field() -> None:
+    """Each field of `algorithm` has a row, and every configuration name in the first column exists."""
+    table = (DOCS / "algorithms.md").read_text().partition("## Names elsewhere")[2]
+    tree = config_to_dict(Config())
+    named = set()
+    for cell in re.findall(r"^\| (`.+?) \|", table, re.M):
+        section, first = re.match(r"`(\w+)\.(\w+)`", cell).groups()
+        prefix = re.match(r"rollout_filter", first)
+        for name in [first, *re.findall(r"`(\w+)`", cell)[0:]]:
+            full = f"{prefix.group()}{name}" if prefix and name.startswith("_") else name
+            named.add(f"{section}.{full}")
+    assert named >= {f"algorithm.{name}" for name in tree["algorithm"]}
+    for name in named:
+        section, _, field = name.partition(".")
+        assert field in tree[section], name
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in (*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):

@@ -14,6 +14,7 @@ from ragen_jax.rl import (
     grpo_advantages,
     kl_penalty,
     policy_loss,
+    sampler_weights,
     token_rewards,
     token_weights,
     value_loss,
@@ -114,6 +115,29 @@ def test_clipped_surrogate_by_cases() -> None:
     np.testing.assert_array_equal(seen["pg_clipfrac_lower"], [0, 0, 0, 0, 0, 1, 0])
 
 
+def test_no_dual_clip() -> None:
+    off = Objective(clip_ratio_c=float("inf"))
+    loss, seen = policy_loss(
+        jnp.log(jnp.array([50.0, 2.0, 1.0])), jnp.zeros(3), jnp.array([-1.0, 1.0, 0.0]), off
+    )
+    np.testing.assert_allclose(loss, [50.0, -1.28, 0.0], rtol=1e-5)
+    assert not np.any(seen["pg_clipfrac_lower"])
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_truncated_importance_weights(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    old, sampler, found = rng.normal(size=(3, 5)), rng.normal(size=(3, 5)), rng.random((3, 5)) < 0.7
+    weights = sampler_weights(
+        *map(jnp.asarray, (old, sampler, found)), Objective(rollout_is=kind, rollout_is_threshold=1.5)
+    )
+    for b in range(3):
+        whole = np.exp(sum(old[b, s] - sampler[b, s] for s in range(5) if found[b, s]))
+        for s in np.flatnonzero(found[b]):
+            ratio = np.exp(old[b, s] - sampler[b, s]) if kind == "token" else whole
+            assert float(weights[b, s]) == pytest.approx(min(ratio, 1.5), rel=1e-5)
+
+
 def test_kl_estimators() -> None:
     d = np.array([-0.7, 0.0, 0.4])
     logp, ref = jnp.asarray(d, jnp.float32), jnp.zeros(3)
@@ -136,6 +160,12 @@ def test_value_loss_is_the_larger_of_free_and_clipped() -> None:
         ({"adv_estimator": "gea"}, "adv_estimator"), ({"clip_ratio_c": 1.0}, "clip_ratio_c"), ({"gamma": 1.5}, "gamma"),
         ({"kl_loss_type": "low-var-kl"}, "kl_loss_type"), ({"entropy_coeff": -1.0}, "entropy_coeff"),
         ({"clip_ratio_low": 1.0}, "clip_ratio_low"), ({"loss_agg_mode": "mean"}, "loss_agg_mode"),
+        ({"clip_ratio_c": 0.5}, "clip_ratio_c"), ({"rollout_is_threshold": 0.0}, "rollout_is_threshold"),
+        ({"adv_estimator": "bi_level_gae", "use_turn_scores": False}, "use_turn_scores"),
+        ({"use_kl_loss": True, "use_ref": False}, "use_kl_loss"),
+        ({"overlong_buffer_share": 1.5}, "overlong_buffer_share"),
+        ({"use_kl_in_reward": True, "use_ref": False}, "use_kl_in_reward"), ({"kl_penalty": "k4"}, "kl_penalty"),
+        ({"loss_scale_factor": 0.0}, "loss_scale_factor"), ({"filter_loss_scaling": "square"}, "filter_loss_scaling"),
     ],
 )  # fmt: skip
 def test_an_objective_that_makes_no_sense_is_refused_by_name(changes: dict, field: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from ragen_jax.estimators import regime, regime_thresholds
 from ragen_jax.report import FIGURES, MetricsTable, read_run, save_plots, write_report
+from ragen_jax.report.gradients import gradient_norms, gradient_snr
 from ragen_jax.report.overview import final_table, number, sentences
 from ragen_jax.report.page import embed_json, render, rollout_note
 from ragen_jax.report.regime_plane import regime_path
@@ -79,7 +80,28 @@ def metrics(steps=60, collapse=True):
                 "timing_s/eval": 3.0 if step % 10 == 0 else 0.0,
             }
             line["rollout/filter_kept_count"] = 8 * line["rollout/filter_kept_ratio"]
+            line["rollout/effective_kept_ratio"] = line["rollout/filter_kept_ratio"] / 2
+        if step and step % 10 == 0:
+            line |= gradients(t)
         yield line
+
+
+def gradients(t):
+    """A gradient analysis whose signal grows with reward variance and fades with time."""
+    out = {}
+    ends = {"": 0.0, "_low": -0.1, "_high": 0.1}
+    for rank, bucket in enumerate(("bucket_1", "bucket_2", "bucket_3", "all"), 1):
+        signal, noise = rank * (1 - 0.9 * t), 4.0 * rank
+        out |= {f"grad_norm/{bucket}/{part}": x for part, x in (("task", signal**0.5), ("reg", 0.2))}
+        out[f"grad_norm/{bucket}/reward_std_mean"] = rank / 2
+        for name, x in (
+            ("signal_sq", signal),
+            ("noise_trace", noise),
+            ("reg_sq", 0.04),
+            ("snr", signal / noise),
+        ):
+            out |= {f"grad_snr/{bucket}/{name}{end}": x + shift for end, shift in ends.items()}
+    return out
 
 
 def episode(step, split, group, member):
@@ -118,6 +140,11 @@ def build(folder, *, collapse=True, hostile=False, steps=60):
     with (folder / "metrics.jsonl").open("w") as file:
         for line in metrics(steps, collapse):
             file.write(json.dumps(line) + "\n")
+    with (folder / "groups.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            won = min(step, 8)
+            row = {"mean": [1.0] * won + [0.3] * (9 - won), "std": [0.0] * won + [0.4] * (9 - won)}
+            file.write(json.dumps({"step": step, "level": [0.0] * 9, "kept": [1.0] * 9, **row}) + "\n")
     for split in ("train", "eval"):
         for step in range(0, steps + 1, 10):
             rows = [episode(step, split, g, m) for g in range(4) for m in range(4)]
@@ -225,6 +252,38 @@ def test_page_says_what_the_run_was_and_how_it_ended(whole):
         assert figure.key in page.ids
 
 
+def test_phases_count_prompts_without_variance(whole):
+    """groups.jsonl: of 9 prompts min(step, 8) are won by all, in 60 steps; thirds of 20 steps."""
+    _, page = whole
+    for share in (sum(min(s, 8) for s in range(1, 21)) / 180, 8 / 9, 8 / 9):
+        assert f"{share:.0%} without variance" in page.words
+    assert "first third (steps 1 to 20)" in page.words
+    assert "last third (steps 41 to 60)" in page.words
+
+
+def test_rows_of_groups_of_another_form_are_noted(tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    good = {"step": 2, "mean": [1, None], "std": [0.5, 0]}
+    (folder / "groups.jsonl").write_text(f'{json.dumps(good)}\n{{"step": 1, "mean": [1], "std": []}}\n')
+    run = read_run(folder)
+    assert [row["step"] for row in run.groups] == [2]
+    assert "groups.jsonl: 1 line(s) are of another form and were left out." in run.notes
+    assert "last third (steps 2 to 2): 0% without variance" in Page(render(run)).words
+
+
+def test_gradient_figures_of_one_step_are_by_bucket(tmp_path):
+    table = MetricsTable.from_records([{"step": 0, **gradients(0.0)}])
+    left, right = gradient_snr(table).axes
+    assert [t.get_text() for t in left.get_xticklabels()] == ["Q1", "Q2", "Q3"]
+    np.testing.assert_allclose(left.lines[0].get_ydata(), [0.25, 0.25, 0.25])
+    assert right.get_yscale() == "symlog"
+    task, reg = gradient_norms(table).axes
+    np.testing.assert_allclose(task.lines[0].get_xydata(), [[b / 2, b**0.5] for b in (1, 2, 3)])
+    np.testing.assert_allclose(reg.lines[0].get_ydata(), 0.2)
+    assert task.get_ylim() == reg.get_ylim()
+
+
 def test_every_colour_follows_the_theme(whole):
     folder, _ = whole
     text = (folder / "report.html").read_text(encoding="utf-8")
@@ -296,7 +355,9 @@ def test_empty_directory_gives_a_page_that_says_so(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     page = Page(write_report(folder).read_text(encoding="utf-8"))
-    assert page.words.count("Not recorded") >= len(FIGURES) - 1
+    shown = [figure for figure in FIGURES if not figure.needs]
+    assert page.words.count("Not recorded") >= len(shown) - 1
+    assert not {figure.key for figure in FIGURES if figure.needs} & set(page.ids)
     for name in ("metrics.jsonl", "config.yaml", "baselines.json", "summary.json"):
         assert f"{name} is missing" in page.words
     assert "No rollouts were found" in page.words

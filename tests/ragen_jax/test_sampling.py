@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_jax.rollout.sampling import fold, row_keys, sample, stop_table
+from ragen_jax.rollout.sampling import Truncation, fold, row_keys, sample, stop_table
 
 TAG = b"</answer>"
 PIECES = [
@@ -74,3 +75,25 @@ def test_a_number_depends_on_its_address_alone() -> None:
     np.testing.assert_array_equal(jax.random.key_data(together[2:]), jax.random.key_data(alone))
     data = np.asarray(jax.random.key_data(fold(together, 4)))
     assert len({d.tobytes() for d in data}) == 3
+
+
+@pytest.mark.parametrize("how", [Truncation(top_p=0.6), Truncation(top_k=2), Truncation(min_p=0.4)])
+def test_truncated_draws_are_those_left_with_the_probability_they_were_drawn_with(how: Truncation) -> None:
+    """Five ids and a padding row. By hand: top-p 0.6 leaves 0 and 1, top-k 2 too, min-p 0.4 leaves 0 and 1."""
+    probs = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
+    logits = jnp.tile(jnp.asarray(np.append(2 * np.log(probs), 9.0), jnp.float32), (2000, 1))
+    keys = row_keys(jax.random.key(0), jnp.arange(2000), jnp.zeros(2000, int))
+    ids, logprob = jax.jit(sample, static_argnums=(3, 4))(keys, logits, jnp.float32(2.0), 5, how)
+    assert set(np.asarray(ids).tolist()) == {0, 1}
+    np.testing.assert_allclose(logprob, np.log(np.where(np.asarray(ids) == 0, 2 / 3, 1 / 3)), atol=1e-5)
+    assert abs(float(np.mean(np.asarray(ids) == 0)) - 2 / 3) < 0.04
+    greedy, _ = sample(keys[:1], logits[:1], jnp.float32(0.0), 5, how)
+    assert int(greedy[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("top_p", 0.0), ("top_p", 1.5), ("top_k", 0), ("min_p", -0.1), ("min_p", 2.0)]
+)
+def test_a_truncation_that_makes_no_sense_is_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"rollout.{field}"):
+        Truncation(**{field: value})

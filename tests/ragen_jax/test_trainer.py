@@ -24,7 +24,9 @@ from ragen_jax.rl import init_state
 from ragen_jax.training import programs, trainer
 from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState
 from ragen_jax.training.diagnosis import empty_ema
+from ragen_jax.training.early_stop import RULES
 from ragen_jax.training.evaluation import evaluate
+from ragen_jax.training.gradients import probe
 from ragen_jax.training.metrics import read_jsonl
 from ragen_jax.training.policy import diagnose_policy, load_policy
 from ragen_jax.training.setup import build
@@ -82,6 +84,9 @@ def assert_same_run(a: Path, b: Path, step: int) -> None:
         assert x == y
     for x, y in zip(arrays(a, step), arrays(b, step), strict=True):
         np.testing.assert_array_equal(x, y)
+    groups = [read_jsonl(run_dir / "groups.jsonl") for run_dir in (a, b)]
+    assert groups[0] == groups[1]
+    assert [row["step"] for row in groups[0]] == [row["step"] for row in rows(a)[1:]]
 
 
 def failing_at(step: int, error: BaseException) -> Any:
@@ -105,7 +110,8 @@ def test_run_leaves_its_files(finished: tuple[Path, list[int]]) -> None:
         if p.is_file() and "checkpoints" not in p.parts
     }
     assert found == {
-        "config.yaml", "metrics.jsonl", "baselines.json", "summary.json", "tokenizer/small_tokenizer.json",
+        "config.yaml", "metrics.jsonl", "groups.jsonl", "baselines.json", "summary.json",
+        "tokenizer/small_tokenizer.json",
         "rollouts/eval_000000.jsonl", "rollouts/eval_000002.jsonl", "rollouts/eval_000003.jsonl",
         "rollouts/train_000001.jsonl", "rollouts/train_000002.jsonl",
     }  # fmt: skip
@@ -163,7 +169,7 @@ def test_metrics_page_lists_every_name(finished: tuple[Path, list[int]], finishe
         for run_dir in (finished[0], finished_ppo)
         for row in read_jsonl(run_dir / "metrics.jsonl")
         for name in row
-    } - {"step"}
+    } - {"step"} | {f"early_stopped/{rule}" for rule in RULES[:3]}  # these are tested with their rules
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     listed = re.findall(r"^\| `([^`]+)` \|", page, re.M)
     assert len(listed) == len(set(listed))
@@ -171,8 +177,10 @@ def test_metrics_page_lists_every_name(finished: tuple[Path, list[int]], finishe
         name.replace("<tag>", "FrozenLake")
         .replace("<family>", "collapse_first_turn_sample")
         .replace("@k", f"@{k}")
+        .replace("<bucket>", bucket)
         for name in listed
         for k in (2, 4, 8)
+        for bucket in ("bucket_1", "bucket_2", "all")
     }
     assert names == logged
 
@@ -192,7 +200,17 @@ def test_stopped_and_resumed_equals_never_stopped(finished: tuple[Path, list[int
     assert times == sorted(times)
 
 
-PPO_RUN: dict[str, Any] = {**PPO, "run": {"save_freq": 2}, "training": {"total_training_steps": 4}}
+# With everything that logs names of its own.
+PPO_RUN: dict[str, Any] = {
+    "algorithm": {
+        **PPO["algorithm"], "use_kl_in_reward": True, "rollout_is": "token", "soft_advantage_reweight": True,
+    },
+    "warm_start": PPO["warm_start"],
+    "rollout": {"group_size": 4, "rollout_filter_adaptive": 0.01},
+    "gradients": {"every": 2, "num_buckets": 2, "sketch_size": 64, "bootstrap": 20},
+    "run": {"save_freq": 2},
+    "training": {"total_training_steps": 4},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -297,8 +315,77 @@ def test_nothing_kept_changes_nothing_and_stops(tmp_path: Path) -> None:
     assert last["rollout/empty_after_filter"] == 1
     assert "actor/grad_norm" not in last  # not an invented 0
     policy = load_policy(str(result.run_dir), [])
+    config = read_run_config(result.run_dir)
+    setup = build(config)
+    jax.tree.map(np.testing.assert_array_equal, policy.trainable["policy"], setup.params)
+    # Neither the optimiser's moments and counters nor the diagnosis's moving averages have moved.
+    state = init_state(
+        setup.model, setup.params, config.optim, lora=None, critic=False, key=jax.random.key(0)
+    )
+    fresh = jax.tree.leaves(RunState(state, empty_ema(setup.diagnosis_spec.families)))
+    for x, y in zip(arrays(result.run_dir, 2), fresh, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert last["early_stopped/empty_filtered_steps"] == 1
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_their_episodes_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reference policy of NaN makes every gradient NaN."""
+    real = trainer.load_tree
+    monkeypatch.setattr(
+        trainer, "load_tree", lambda *a: jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), real(*a))
+    )
+    sections = {
+        "algorithm": {"use_kl_loss": True}, "training": {"max_skipped_updates": 2, "mini_batch_size": 4},
+        **UNTRAINED,
+    }  # fmt: skip
+    result = run(micro_config(tmp_path, **sections))
+    assert result.stopped is not None
+    assert "training.max_skipped_updates); see rollouts/gradient_000002.jsonl" in result.stopped
+    assert [row["train/skipped_updates"] for row in rows(result.run_dir)[1:]] == [1, 2]
+    for step in (1, 2):
+        kept = read_jsonl(result.run_dir / "rollouts" / f"gradient_{step:06d}.jsonl")
+        assert [(k["group"], k["member"]) for k in kept] == [(0, 0), (0, 1), (1, 0)]  # rollouts_kept is 3
+    policy = load_policy(str(result.run_dir), [])
     start = build(read_run_config(result.run_dir)).params
     jax.tree.map(np.testing.assert_array_equal, policy.trainable["policy"], start)
+
+
+def test_dynamic_sampling_replaces_dropped_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filter is made to keep: nothing; the second group; both. A step takes at most three batches."""
+    real, decisions = trainer.filter_program, [[False, False], [False, True], [True, True]]
+    calls = []
+
+    def decided(traj: Any, entropy: Any, *, section: Any) -> Any:
+        _, metrics, groups = real(traj, entropy, section=section)
+        keep = np.repeat(decisions[len(calls)], 2)
+        calls.append(np.asarray(traj.level))
+        return jnp.asarray(keep), metrics, groups
+
+    updates = []
+    update = trainer.update_program
+
+    def noted(state: Any, traj: Any, keep: Any, **kwargs: Any) -> Any:
+        updates.append((np.asarray(traj.level), np.asarray(keep)))
+        return update(state, traj, keep, **kwargs)
+
+    monkeypatch.setattr(trainer, "filter_program", decided)
+    monkeypatch.setattr(trainer, "update_program", noted)
+    sections = {
+        "rollout": {"rollout_filter_include_zero": False, "max_num_gen_batches": 3},
+        "training": {"total_training_steps": 1},
+        **UNTRAINED,
+    }
+    result = run(micro_config(tmp_path, **sections))
+    last = rows(result.run_dir)[-1]
+    assert last["rollout/num_gen_batches"] == 3
+    assert last["rollout/effective_kept_ratio"] == pytest.approx(4 / 12)
+    levels, keep = updates[0]
+    assert keep.all()
+    np.testing.assert_array_equal(levels, [*calls[1][2:], *calls[2][:2]])
+    (row,) = read_jsonl(result.run_dir / "groups.jsonl")
+    np.testing.assert_array_equal(row["level"], np.concatenate(calls)[::2])
 
 
 # -- refusals ------------------------------------------------------------------------------------------
@@ -366,6 +453,21 @@ def test_diagnose_a_run(finished: tuple[Path, list[int]]) -> None:
     assert len(found.traces) == 2
     for trace in found.traces:
         assert trace["own_logprob"] == pytest.approx(trace["logprobs"][trace["group"]], abs=1e-3)
+
+
+def test_probe_of_a_checkpoint_leaves_it_untouched(finished: tuple[Path, list[int]]) -> None:
+    run_dir, _ = finished
+    before = {p: p.stat().st_mtime_ns for p in run_dir.rglob("*")}
+    sizes = ["gradients.group_size=4", "gradients.num_buckets=2", "gradients.sketch_size=64"]
+    buckets = probe(load_policy(str(run_dir), sizes))
+    assert [(b.name, len(b.prompts)) for b in buckets] == [("bucket_1", 1), ("bucket_2", 1), ("all", 2)]
+    assert buckets[0].reward_std[0] <= buckets[1].reward_std[0]
+    assert all(b.norms["kl"] == 0 < b.norms["entropy"] for b in buckets)
+    assert {p: p.stat().st_mtime_ns for p in run_dir.rglob("*")} == before
+    with pytest.raises(ConfigError, match="kept no reference policy"):
+        probe(load_policy(str(run_dir), [*sizes, "algorithm.use_kl_loss=true"]))
+    with pytest.raises(ConfigError, match="comes without a critic"):
+        probe(load_policy(str(run_dir), [*sizes, "algorithm.adv_estimator=gae"]))
 
 
 def test_policy_of_a_run_elsewhere(finished: tuple[Path, list[int]]) -> None:

@@ -1,0 +1,114 @@
+"""What the loss holds fixed: log-probs under the policy and its reference, critic values, entropies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from ragen_jax.models import Params, forward
+from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
+from ragen_jax.rl.spec import UpdateSpec
+from ragen_jax.rl.state import critic_values, policy_params
+from ragen_jax.rollout import Trajectories
+from ragen_jax.scoring import policy_logprobs
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scores:
+    """By slot, float32, 0 where nothing was sampled. Without a reference `ref` is `old`, without a critic `value` 0."""
+
+    old: Float[Array, "B L"]
+    ref: Float[Array, "B L"]
+    value: Float[Array, "B L"]
+    entropy: Float[Array, "B L"]
+
+    @staticmethod
+    def blank(batch: int, slots: int) -> Scores:
+        return Scores(*(jnp.zeros((batch, slots), jnp.float32) for _ in range(4)))
+
+
+def score(
+    trainable: dict[str, Any],
+    base: Params | None,
+    reference: Params | None,
+    traj: Trajectories,
+    order: Int[Array, "B"],
+    count: Array,
+    spec: UpdateSpec,
+    temperature: Array,
+) -> Scores:
+    """Scores of the first `count` rows of `order`, by the training forward; other rows are 0."""
+    batch, slots = traj.tokens.shape
+    policy = policy_params(trainable, base, spec.lora)
+    number, pick = microbatches(
+        order, jnp.int32(0), count, traj.length, spec.micro_batch_size, slots, spec.length_buckets
+    )
+
+    def at_length(length: int, rows: Array, real: Array) -> Scores:
+        tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
+        where, found = sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
+        targets = at(tokens, where)
+
+        def logprob(params: Params) -> tuple[Array, Array]:
+            h = hidden_before(forward(params, spec.model, tokens, remat="none"), where)
+            return policy_logprobs(
+                params, spec.model, h, targets, temperature=temperature, valid_vocab=spec.valid_vocab
+            )
+
+        old, entropy = logprob(policy)
+        ref = old if reference is None else logprob(reference)[0]
+        value = jnp.zeros_like(old)
+        if spec.objective.uses_critic:
+            critic = trainable["critic"]
+            value = critic_values(critic, hidden_before(forward(critic, spec.model, tokens), where))
+        place = jnp.where(found, where, slots)
+
+        def spread(x: Array) -> Array:
+            x = jnp.where(found, x.reshape(where.shape), 0.0)
+            return (
+                jnp.zeros((rows.shape[0], slots), jnp.float32)
+                .at[jnp.arange(rows.shape[0])[:, None], place]
+                .set(x, mode="drop")
+            )
+
+        return Scores(spread(old), spread(ref), spread(value), spread(entropy))
+
+    branches = [partial(at_length, n) for n in bucket_lengths(slots, spec.length_buckets)]
+
+    def body(i: Array, carry: Scores) -> Scores:
+        rows, real, bucket = pick(i)
+        new = jax.lax.switch(bucket, branches, rows, real)
+        where = jnp.where(real, rows, batch)
+        return jax.tree.map(lambda c, n: c.at[where].set(n, mode="drop"), carry, new)
+
+    return jax.lax.fori_loop(0, number, body, Scores.blank(batch, slots))
+
+
+def row_entropy(
+    trainable: dict[str, Any],
+    base: Params | None,
+    traj: Trajectories,
+    *,
+    spec: UpdateSpec,
+    temperature: float | Array = 1.0,
+) -> Float[Array, "B"]:
+    """Mean entropy of each row's sampled tokens, in nats, over the whole vocabulary at `temperature`."""
+    batch = traj.tokens.shape[0]
+    order = jnp.argsort(traj.length).astype(jnp.int32)
+    # An estimator without a critic, whose values nobody asks for.
+    spec = replace(spec, objective=replace(spec.objective, adv_estimator="reinforce_plus_plus"))
+    temperature = jnp.asarray(temperature, jnp.float32)
+    entropy = score(trainable, base, None, traj, order, jnp.int32(batch), spec, temperature).entropy
+    return jnp.sum(entropy, axis=1) / jnp.maximum(jnp.sum(traj.loss_mask, axis=1), 1)
+
+
+def kept_first(traj: Trajectories, kept: Bool[Array, "B"], key: Int[Array, "B"]) -> Int[Array, "B"]:
+    """Kept rows first, by `key`, then by length."""
+    return jnp.lexsort((traj.length, jnp.where(kept, key, kept.shape[0])))

@@ -1,0 +1,348 @@
+"""Gradients of prompts, by bucket of reward variance: how large each part of the loss is, and how much of it is signal.
+
+The policy's gradient is split in g_signal + g_noise + g_reg. Each prompt's episodes are split in two halves; every half
+gives, from one forward, the gradients of the task (advantages of the whole group), of the task with advantages within
+the half, of the KL and of the entropy. Advantages within halves make them independent, as a group's mean or standard
+deviation ties its members together; signal and noise are hence those of the estimator on groups of half the size.
+
+A gradient is the mean over rows of sums over tokens, with one constant for all buckets in place of the loss's
+denominator (for token-mean the batch's mean row length), so that buckets of any size compare. Whitening over the batch
+is done as in the update, its mean and deviation taken as constants. Nothing here changes the policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from ragen_jax.estimators import reward_variance
+from ragen_jax.estimators.gradient_snr import (
+    HalfMoments,
+    bootstrap_signal_and_noise,
+    half_moments,
+    inner,
+    quantile_buckets,
+    signal_and_noise,
+    sketch,
+)
+from ragen_jax.models import Params, forward
+from ragen_jax.rl.credit import batch_advantages, batch_rewards
+from ragen_jax.rl.forward_pass import Scores, score
+from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights
+from ragen_jax.rl.microbatch import at, hidden_before, sampled_slots
+from ragen_jax.rl.spec import UpdateSpec
+from ragen_jax.rl.state import policy_params
+from ragen_jax.rollout import Trajectories
+from ragen_jax.scoring import policy_logprobs
+
+LOSSES = ("task", "task_half", "kl", "entropy")
+PARTS = (*LOSSES, "reg")  # reg is kl + entropy
+FIXED_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+
+_Tree = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GradientSpec:
+    """Static description of an analysis. See `training.config.GradientSection` for the meaning of the fields."""
+
+    update: UpdateSpec
+    num_buckets: int = 4
+    bucket_mode: Literal["quantile", "fixed_rv"] = "quantile"
+    method: Literal["full", "sketch"] = "full"
+    sketch_size: int = 16_384
+    bootstrap: int = 1000
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket's prompts and estimates. Intervals are 95%, over prompts; squared norms may be negative."""
+
+    name: str
+    prompts: tuple[int, ...]  # indices of groups
+    reward_std: tuple[float, float, float]  # mean, least, greatest
+    norms: dict[str, float]  # of the mean gradient, noise and all: task, kl, entropy, reg
+    signal: tuple[float, float, float]  # |g_signal|^2 and its interval
+    noise: tuple[float, float, float]  # trace of the task noise's covariance, of one prompt's gradient
+    reg: tuple[float, float, float]  # |g_reg|^2
+    snr: tuple[float, float, float]  # signal over noise
+
+    def metrics(self) -> dict[str, float]:
+        """Under grad_norm/<bucket>/ and grad_snr/<bucket>/."""
+        norm, snr = f"grad_norm/{self.name}", f"grad_snr/{self.name}"
+        out = {f"{norm}/{part}": value for part, value in self.norms.items()}
+        out |= {f"{norm}/prompts": float(len(self.prompts))}
+        out |= {
+            f"{norm}/reward_std_{n}": x for n, x in zip(("mean", "min", "max"), self.reward_std, strict=True)
+        }
+        values = {"signal_sq": self.signal, "noise_trace": self.noise, "reg_sq": self.reg, "snr": self.snr}
+        for name, triple in values.items():
+            out |= {f"{snr}/{name}{end}": x for end, x in zip(("", "_low", "_high"), triple, strict=True)}
+        return out
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Fixed:
+    """What the losses hold fixed, by slot."""
+
+    ref: Float[Array, "B L"]
+    advantage: Float[Array, "B L"]
+    half_advantage: Float[Array, "B L"]
+    weight: Float[Array, "B L"]
+
+
+def analyse_gradients(
+    trainable: _Tree,
+    traj: Trajectories,
+    *,
+    spec: GradientSpec,
+    base: Params | None = None,
+    reference: Params | None = None,
+    temperature: float | Array = 1.0,
+    key: Array | None = None,
+) -> list[Bucket]:
+    """Buckets from the lowest reward variance to the highest, then "all". `trainable` is left as it is.
+
+    Of an odd group the last member is left out. Groups with a reward that is not finite are left out. `key` addresses
+    the sketches and the bootstrap.
+
+    Raises:
+        ValueError: groups too small to be halved, or a KL loss without `reference`.
+    """
+    objective, size = spec.update.objective, traj.group_size
+    least = 4 if objective.group_relative else 2
+    if size < least:
+        raise ValueError(
+            f"gradients.group_size is {size}; each half of a group needs {least // 2} episodes with "
+            f"{objective.adv_estimator}, so use at least {least}"
+        )
+    if objective.uses_reference and reference is None:
+        raise ValueError("algorithm.use_kl_loss needs a reference policy: pass reference=")
+    key = jax.random.key(0) if key is None else key
+    groups, half = traj.tokens.shape[0] // size, size // 2
+    members = np.arange(groups)[:, None] * size + np.arange(2 * half)
+    traj = replace(jax.tree.map(lambda x: x[members.reshape(-1)], traj), group_size=2 * half)
+    spread = np.asarray(reward_variance(traj.score.reshape(groups, -1))) if half else np.zeros(groups)
+    usable = [i for i in range(groups) if np.isfinite(spread[i])]
+    fixed = _fixed(trainable, base, reference, traj, jnp.asarray(temperature, jnp.float32), spec=spec.update)
+    buckets = [[usable[i] for i in b] for b in _buckets(spread[usable], spec)]
+    sketch_key, bootstrap_key = jax.random.split(key)
+    chunk = min(spec.update.micro_batch_size, half)
+    chunks = -(-half // chunk)
+    found: list[Bucket] = []
+    whole = _Sums(spec)
+    for number, prompts in enumerate(buckets, 1):
+        sums = _Sums(spec)
+        for i in prompts:
+            rows = np.full((2, chunks * chunk), i * 2 * half)
+            rows[:, :half] = i * 2 * half + np.arange(2 * half).reshape(2, half)
+            real = np.broadcast_to(np.arange(chunks * chunk) < half, rows.shape)
+            shape = (2, chunks, chunk)
+            gradients = _group_program(
+                trainable, base, traj, fixed, jnp.asarray(rows.reshape(shape)), jnp.asarray(real.reshape(shape)),
+                jnp.asarray(temperature, jnp.float32), sketch_key, spec=spec.update, sketch_size=spec.sketch_size,
+            )  # fmt: skip
+            sums.add(gradients)
+            whole.add(gradients)
+        if prompts:
+            found.append(
+                sums.bucket(f"bucket_{number}", prompts, spread, jax.random.fold_in(bootstrap_key, number))
+            )
+    return [*found, whole.bucket("all", usable, spread, bootstrap_key)] if usable else []
+
+
+def _buckets(spread: np.ndarray, spec: GradientSpec) -> list[list[int]]:
+    if spec.bucket_mode == "quantile":
+        return quantile_buckets(jnp.asarray(spread), spec.num_buckets)
+    place = np.digitize(spread, FIXED_EDGES) - 1
+    return [np.flatnonzero(place == b).tolist() for b in range(len(FIXED_EDGES))]
+
+
+@partial(jax.jit, static_argnames=("spec",))
+def _fixed(
+    trainable: _Tree, base: Params | None, reference: Params | None, traj: Trajectories, temperature: Array, *,
+    spec: UpdateSpec,
+) -> _Fixed:  # fmt: skip
+    objective, mask = spec.objective, traj.loss_mask
+    batch, slots = traj.tokens.shape
+    scores = Scores.blank(batch, slots)
+    if objective.uses_reference or objective.uses_critic:
+        order = jnp.argsort(traj.length).astype(jnp.int32)
+        scores = score(trainable, base, reference, traj, order, jnp.int32(batch), spec, temperature)
+    rewards = batch_rewards(traj, objective, scores.old, scores.ref)
+    finite = jnp.isfinite(jnp.sum(rewards, axis=1).reshape(-1, traj.group_size)).all(axis=1)
+    mask = mask & jnp.repeat(finite, traj.group_size)[:, None]
+    rewards = jnp.where(mask, rewards, 0.0)
+    advantage, _ = batch_advantages(traj, rewards, scores.value, objective, mask)
+    halves = replace(traj, group_size=traj.group_size // 2)
+    if objective.adv_estimator == "reinforce_plus_plus_baseline":
+        # The whitening's constants are those of the whole groups, as in the update.
+        raw, _ = batch_advantages(traj, rewards, scores.value, objective, mask, whitened=False)
+        half, _ = batch_advantages(halves, rewards, scores.value, objective, mask, whitened=False)
+        half_advantage = _as_whitened(half, raw, mask)
+    else:
+        half_advantage, _ = batch_advantages(halves, rewards, scores.value, objective, mask)
+    return _Fixed(scores.ref, advantage, half_advantage, _row_weights(mask, spec))
+
+
+def _as_whitened(x: Array, like: Array, mask: Array) -> Array:
+    """x with the mean and the deviation of `like` taken out."""
+    n = jnp.maximum(jnp.sum(mask), 1)
+    mean = jnp.sum(jnp.where(mask, like, 0.0)) / n
+    var = jnp.sum(jnp.where(mask, jnp.square(like - mean), 0.0)) / jnp.maximum(n - 1, 1)
+    return jnp.where(mask, (x - mean) * jax.lax.rsqrt(var + 1e-8), 0.0)
+
+
+def _row_weights(mask: Bool[Array, "B L"], spec: UpdateSpec) -> Float[Array, "B L"]:
+    """Weight of a token in its row, by the objective's aggregation with denominators that no bucket changes."""
+    tokens = mask.astype(jnp.float32)
+    own = jnp.sum(tokens, axis=1, keepdims=True)
+    length = {
+        "token-mean": jnp.maximum(jnp.mean(own), 1.0),
+        "seq-mean-token-mean": jnp.maximum(own, 1.0),
+        "seq-mean-token-sum": jnp.float32(1.0),
+        "seq-mean-token-sum-norm": jnp.float32(spec.norm_length),
+    }[spec.objective.loss_agg_mode]
+    return tokens / length
+
+
+@partial(jax.jit, static_argnames=("spec", "sketch_size"))
+def _group_program(
+    trainable: _Tree,
+    base: Params | None,
+    traj: Trajectories,
+    fixed: _Fixed,
+    rows: Int[Array, "2 C m"],
+    real: Bool[Array, "2 C m"],
+    temperature: Array,
+    key: Array,
+    *,
+    spec: UpdateSpec,
+    sketch_size: int,
+) -> dict[str, tuple[Any, Array, Array, Array]]:
+    """Of each part of the loss: a prompt's mean gradient, its square, the halves' product, the halves' sketches."""
+
+    def losses(policy: Any, rows: Array, real: Array) -> Array:
+        params = policy_params({"policy": policy}, base, spec.lora)
+        tokens = traj.tokens[rows]
+        where, found_rows = sampled_slots(traj.loss_mask[rows] & real[:, None], spec.max_sampled)
+        found = found_rows.reshape(-1)
+
+        def pick(x: Array) -> Array:
+            return jnp.where(found, at(x[rows], where), 0.0)
+
+        logprob, entropy = policy_logprobs(
+            params, spec.model, hidden_before(forward(params, spec.model, tokens, remat=spec.remat), where),
+            at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
+        )  # fmt: skip
+        objective = spec.objective
+        logprob = jnp.where(found, logprob, 0.0)
+        old, weight = jax.lax.stop_gradient(logprob), pick(fixed.weight)
+        importance: Array | float = 1.0
+        if objective.rollout_is != "none":
+            sampler = pick(traj.logprob).reshape(where.shape)
+            importance = sampler_weights(old.reshape(where.shape), sampler, found_rows, objective).reshape(-1)
+        task, half = (
+            jnp.sum(policy_loss(logprob, old, pick(a), objective)[0] * weight * importance)
+            for a in (fixed.advantage, fixed.half_advantage)
+        )
+        kl = jnp.float32(0)
+        if objective.use_kl_loss:
+            penalty = kl_penalty(logprob, pick(fixed.ref), objective.kl_loss_type)
+            kl = objective.kl_loss_coef * jnp.sum(penalty * weight)
+        bonus = -objective.entropy_coeff * jnp.sum(jnp.where(found, entropy, 0.0) * weight)
+        return jnp.stack([task, half, kl, bonus])
+
+    policy = trainable["policy"]
+    unit = jnp.eye(len(LOSSES))
+
+    def one_half(rows: Array, real: Array) -> dict[str, Any]:
+        def chunk(total: list[Any], x: tuple[Array, Array]) -> tuple[list[Any], None]:
+            _, pull = jax.vjp(lambda p: losses(p, *x), policy)  # one forward for all parts
+            return [jax.tree.map(jnp.add, t, pull(e)[0]) for t, e in zip(total, unit, strict=True)], None
+
+        zeros = [jax.tree.map(jnp.zeros_like, policy) for _ in LOSSES]
+        total, _ = jax.lax.scan(chunk, zeros, (rows, real))
+        count = jnp.sum(real)
+        grads = dict(zip(LOSSES, jax.tree.map(lambda x: x / count, total), strict=True))
+        return grads | {"reg": jax.tree.map(jnp.add, grads["kl"], grads["entropy"])}
+
+    a, b = (one_half(rows[i], real[i]) for i in range(2))
+    out = {}
+    for part in PARTS:
+        mean = jax.tree.map(lambda x, y: (x + y) / 2, a[part], b[part])
+        sketches = jnp.stack([sketch(x[part], key, sketch_size) for x in (a, b)])
+        out[part] = (mean, inner(mean, mean), inner(a[part], b[part]), sketches)
+    return out
+
+
+_add_trees = jax.jit(lambda x, y: jax.tree.map(jnp.add, x, y), donate_argnums=0)
+
+
+class _Sums:
+    """Running sums over a bucket's prompts. With the sketch method no gradient is kept beyond its prompt."""
+
+    def __init__(self, spec: GradientSpec) -> None:
+        self.spec = spec
+        self.total: dict[str, Any] = {}
+        self.square: dict[str, list[Array]] = {part: [] for part in PARTS}
+        self.cross: dict[str, list[Array]] = {part: [] for part in PARTS}
+        self.sketches: dict[str, list[Array]] = {part: [] for part in PARTS}
+
+    def add(self, gradients: dict[str, tuple[Any, Array, Array, Array]]) -> None:
+        if self.spec.method == "full":
+            mean = {part: g[0] for part, g in gradients.items()}
+            zeros = self.total or jax.tree.map(jnp.zeros_like, mean)
+            self.total = _add_trees(zeros, mean)
+        for part, (_, square, cross, sketches) in gradients.items():
+            self.square[part].append(square)
+            self.cross[part].append(cross)
+            self.sketches[part].append(sketches)
+
+    def moments(self, part: str) -> HalfMoments:
+        if self.spec.method == "sketch":
+            return half_moments(jnp.stack(self.sketches[part]))
+        n = len(self.square[part])
+        mean_square = inner(self.total[part], self.total[part]) / n**2
+        return HalfMoments(mean_square, jnp.stack(self.square[part]), jnp.stack(self.cross[part]))
+
+    def bucket(self, name: str, prompts: list[int], spread: np.ndarray, key: Array) -> Bucket:
+        """The estimates; intervals are of sketches, moved onto the estimates."""
+        task, reg = (self._estimate(part, key) for part in ("task_half", "reg"))
+        norms = {
+            part: float(jnp.sqrt(self.moments(part).mean_square)) for part in ("task", "kl", "entropy", "reg")
+        }
+        values = spread[np.asarray(prompts)]
+        (signal, signals), (noise, noises) = task
+        (reg_sq, regs), _ = reg
+        ratio = signals / np.where(noises > 0, noises, np.nan)
+        return Bucket(
+            name, tuple(prompts), (float(values.mean()), float(values.min()), float(values.max())), norms,
+            _interval(signal, signals), _interval(noise, noises), _interval(reg_sq, regs),
+            _interval(signal / noise if noise > 0 else float("nan"), ratio),
+        )  # fmt: skip
+
+    def _estimate(self, part: str, key: Array) -> list[tuple[float, np.ndarray]]:
+        halves = jnp.stack(self.sketches[part])
+        samples = bootstrap_signal_and_noise(key, halves, samples=self.spec.bootstrap)
+        out = []
+        for value, drawn in zip(signal_and_noise(self.moments(part)), samples, strict=True):
+            host = np.asarray(drawn, np.float64)
+            out.append((float(value), host - host.mean() + float(value)))
+        return out
+
+
+def _interval(value: float, samples: np.ndarray) -> tuple[float, float, float]:
+    known = samples[np.isfinite(samples)]
+    if not len(known):
+        return value, float("nan"), float("nan")
+    low, high = np.quantile(known, [0.025, 0.975])
+    return value, float(low), float(high)
