@@ -53,9 +53,11 @@ def check_shapes(cfg: ModelConfig, found: Mapping[str, tuple[int, ...]], where: 
 def assemble(cfg: ModelConfig, read: Read, shardings: Any = None) -> dict[str, Any]:
     """The parameter tree, float32, from `read(name, index)`, which returns a slice of one named tensor.
 
-    `shardings`: None, or a tree like the parameters of `jax.sharding.Sharding`; then each process reads only
-    the slices that its own devices hold.
+    `shardings`: None, or a tree like the parameters of `jax.sharding.Sharding`, or a function from the
+    configuration to such a tree; then each process reads only the slices that its own devices hold.
     """
+    if callable(shardings):
+        shardings = shardings(cfg)
     params: dict[str, Any] = {}
     for (group, name), spec in weight_specs(cfg).items():
         shape = (cfg.num_hidden_layers, *spec.shape) if spec.per_layer else spec.shape

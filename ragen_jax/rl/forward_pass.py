@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from ragen_jax.models import Params, forward
+from ragen_jax.rl.layout import whole_everywhere
 from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
 from ragen_jax.rl.spec import UpdateSpec
 from ragen_jax.rl.state import critic_values, policy_params
@@ -84,7 +85,7 @@ def score(
 
     def body(i: Array, carry: Scores) -> Scores:
         rows, real, bucket = pick(i)
-        new = jax.lax.switch(bucket, branches, rows, real)
+        new = whole_everywhere(jax.lax.switch(bucket, branches, rows, real), spec.model)
         where = jnp.where(real, rows, batch)
         return jax.tree.map(lambda c, n: c.at[where].set(n, mode="drop"), carry, new)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,6 +38,21 @@ def shardings(tree: Any, cfg: ModelConfig) -> Any:
         return cfg.placement.sharding(logical_axes(path, leaf.ndim, cfg))
 
     return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def laid_out(make: Callable[..., Any], cfg: ModelConfig, *args: Any) -> Any:
+    """`make(*args)` with every leaf of the result made where it is stored; `make(*args)` itself on one device."""
+    if cfg.placement is None:
+        return make(*args)
+    shapes = jax.eval_shape(make, *args)
+    return jax.jit(make, out_shardings=shardings(shapes, cfg))(*args)
+
+
+def abstract(tree: Any, cfg: ModelConfig) -> Any:
+    """`tree` (arrays or ShapeDtypeStructs) as ShapeDtypeStructs that say where each leaf is stored."""
+    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    where = jax.tree.map(lambda _: one, tree) if cfg.placement is None else shardings(tree, cfg)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, where)
 
 
 def stored(tree: Any, cfg: ModelConfig) -> Any:

@@ -33,14 +33,15 @@ class Evaluation:
 def evaluate(setup: Setup, trainable: dict[str, Any], base: Params | None) -> Evaluation:
     """Plays every held-out level once, `evaluation.batch_size` at a time. The same draws at every call."""
     section, tag = setup.config.evaluation, setup.env.tag
-    key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 2**31 - 1)
+    key = setup.everywhere(jax.random.fold_in(jax.random.key(setup.config.run.seed), 2**31 - 1))
     spec = replace(setup.rollout_spec, truncation=Truncation())
     sums: dict[str, Any] = {}
     first = None
     for start in range(0, section.levels, section.batch_size):
         ids = jnp.arange(start, start + section.batch_size)
+        ids, levels = setup.everywhere((ids, ids % setup.env.num_levels))
         traj = rollout_program(
-            trainable, base, setup.eval, setup.stops, key, ids % setup.env.num_levels, section.temperature, ids,
+            trainable, base, *setup.tables("eval"), key, levels, section.temperature, ids,
             spec=spec, group_size=1, lora=setup.config.model.lora,
         )  # fmt: skip
         first = traj if first is None else first
