@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -348,6 +348,9 @@ class _Setup:
     head: Float[Array, "V D"]
     temperature: Float[Array, ""]
     valid_vocab: int
+    whole_vocab: (
+        int | None
+    )  # the vocabulary's size where it is split over devices and so must not be cut in blocks
 
     def embed(self, tokens: Int[Array, " *shape"]) -> Float[Array, "*shape D"]:
         return self.table[tokens].astype(self.cfg.compute_dtype)
@@ -372,6 +375,9 @@ def _score(
     p, g, t = traces.tokens.shape
     j, lx = contexts.tokens.shape
     plan = make_plan(cfg, j, lx, p * g, t, memory_bytes)
+    split = cfg.placement is not None and cfg.placement.ways("vocab") > 1
+    if split:  # a block of ids would lie on one device
+        plan = replace(plan, vocab_block=cfg.vocab_size)
     setup = _Setup(
         cfg=cfg,
         plan=plan,
@@ -381,6 +387,7 @@ def _score(
         head=unembedding(params, cfg).astype(cfg.compute_dtype),
         temperature=temperature,
         valid_vocab=cfg.vocab_size if valid_vocab is None else valid_vocab,
+        whole_vocab=cfg.vocab_size if split else None,
     )
     spare = -(p * g) % plan.traces
     tokens = jnp.pad(traces.tokens.reshape(-1, t), ((0, spare), (0, 0))).reshape(-1, plan.traces, t)
@@ -488,6 +495,7 @@ def _first_logprobs(
         jnp.zeros(last.shape[0], jnp.int32),
         temperature=setup.temperature,
         valid_vocab=setup.valid_vocab,
+        vocab_block=setup.whole_vocab,
     )
     logits = jnp.einsum("qd,nd->qn", last, setup.head[target], preferred_element_type=jnp.float32)
     real = (target >= 0) & (target < setup.valid_vocab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -84,10 +85,13 @@ def make_env(
         raise ConfigError(f"env.{e.field}", e.value, e.remedy) from e
 
 
-def build(config: Config, *, run_dir: Path | None = None) -> Setup:
-    """Builds a run's parts. `run_dir`: take the tokenizer that was saved there. Raises ValueError before long work."""
+def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any] | None = None) -> Setup:
+    """Builds a run's parts. `run_dir`: take the tokenizer that was saved there. `devices`: to run on, default all.
+
+    Raises ValueError before long work.
+    """
     section = config.model
-    placement = make_placement(config.parallel)
+    placement = make_placement(config.parallel, devices)
     _check_rows(config, placement)
     if section.path is None:
         if section.lora is not None:
