@@ -1,7 +1,8 @@
 """Compiling a run's programs for a TPU topology without a TPU, without weights: what they need and whether they fit.
 
-The TPU's own compiler (libtpu, extra `tpu-compile`) runs on any CPU. Programs are those of `training.programs`, with
-the paper's batch by default; their environment is a small one with a tokenizer of the model's size, as only shapes matter.
+The TPU's own compiler (libtpu, extra `tpu-compile`) runs on any CPU. Programs are those of `training.programs`, by
+default at the paper's batch; their environment is a small one with a tokenizer of the model's size, as only shapes
+matter.
 """
 
 from __future__ import annotations

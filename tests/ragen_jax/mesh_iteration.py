@@ -117,10 +117,12 @@ def cross_scoring_moves_no_keys() -> None:
     for shape in ((2, 4, 1), (2, 2, 2)):
         placement = make_placement(ParallelSection(*shape))
         on = replace(cfg, placement=placement)
-        whole = jax.tree.map(
-            lambda x, s: jax.device_put(x, jax.NamedSharding(placement.mesh, jax.P(*(None if p == "fsdp" else p for p in s.spec)))),
-            params, shardings(abstract_params(on), on),
-        )  # fmt: skip
+
+        def gathered(x, stored, mesh=placement.mesh):
+            spec = jax.P(*(None if part == "fsdp" else part for part in stored.spec))
+            return jax.device_put(x, jax.NamedSharding(mesh, spec))
+
+        whole = jax.tree.map(gathered, params, shardings(abstract_params(on), on))
         args = whole, contexts, traces, jnp.float32(1)
         static = on, False, None, placement.mesh, ("data", "fsdp"), cross.MEMORY_BYTES
         program = cross._program.lower(*args, *static).compile()

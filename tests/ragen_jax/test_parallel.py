@@ -144,7 +144,7 @@ def test_batch_sizes_are_refused_by_name():
 
     check_rows(Four(), training__micro_batch_size=8)
     check_rows(None, training__micro_batch_size=3)
-    with pytest.raises(ConfigError, match="training.micro_batch_size = 6: .*use a multiple of 4"):
+    with pytest.raises(ConfigError, match=r"training.micro_batch_size = 6: .*use a multiple of 4"):
         check_rows(Four(), rollout__group_size=8, training__micro_batch_size=6)
 
 
