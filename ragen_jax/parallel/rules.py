@@ -148,6 +148,11 @@ class Placement:
         """Parts that a batch is cut into."""
         return self.ways("batch")
 
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """Mesh axes that rows are really split over, which `jax.shard_map` takes by hand; empty: none is."""
+        return tuple(a for a in self.rules.batch if self.mesh.shape[a] > 1)
+
     def kv_copies(self, kv_heads: int) -> int:
         """How often each key-value head is repeated, so that every tensor shard of queries has its own."""
         return max(self.ways("heads") // kv_heads, 1) if self.ways("kv_heads") < self.ways("heads") else 1

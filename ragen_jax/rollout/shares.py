@@ -63,7 +63,9 @@ def play_shares(
 
     `inputs` are whole on these devices. The result has all rows, on every device.
     """
-    rows = placement.rules.spec(("batch",))
+    if not placement.row_axes:
+        return play(*inputs, shares)
+    rows = jax.P(placement.row_axes)
     leaves = [f.name for f in fields(Trajectories) if f.name != "group_size"]
 
     def local(inputs: tuple[Any, ...], shares: Shares) -> dict[str, Array]:
@@ -73,6 +75,6 @@ def play_shares(
     # Rows never meet, and nothing is differentiated: there is no replication for the types to keep track of.
     played = jax.shard_map(
         local, mesh=placement.mesh, in_specs=(jax.P(), rows), out_specs=rows,
-        axis_names=set(placement.rules.batch), check_vma=False,
+        axis_names=set(placement.row_axes), check_vma=False,
     )(inputs, shares)  # fmt: skip
     return Trajectories(**placement.replicate(played), group_size=group_size)

@@ -152,8 +152,8 @@ def _cross(
         if 0 in shape:
             raise ValueError(f"{name}.tokens is empty: {shape}")
     axes: tuple[str, ...] = ()
-    if mesh is None and cfg.placement is not None:
-        mesh, axis_names = cfg.placement.mesh, cfg.placement.rules.batch
+    if mesh is None and cfg.placement is not None and cfg.placement.row_axes:
+        mesh, axis_names = cfg.placement.mesh, cfg.placement.row_axes
     if mesh is not None:
         axes = tuple(mesh.axis_names) if axis_names is None else tuple(axis_names)
         if not axes or not set(axes) <= set(mesh.axis_names):
@@ -182,12 +182,12 @@ def _program(
         scores = _score(params, cfg, contexts, traces, temperature, valid_vocab, memory_bytes)
         return _reduced(scores, axes, count) if reduce else scores
 
+    if cfg.placement is not None:
+        params = gathered(params, cfg)
     if mesh is None:
         return local(params, contexts, traces, temperature)
     devices = math.prod(mesh.shape[a] for a in axes)
     spec, whole = jax.P(axes), jax.P()
-    if cfg.placement is not None:
-        params = gathered(params, cfg)
     split = jax.shard_map(
         local,
         mesh=mesh,

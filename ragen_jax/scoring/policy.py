@@ -41,8 +41,11 @@ def policy_logprobs(
             hidden, head, targets, temperature=temperature, valid_vocab=valid_vocab, **blocks
         )
 
-    rows, whole = placement.rules.spec(("batch",)), jax.P()
+    inputs = hidden, head, targets, jax.numpy.asarray(temperature, jax.numpy.float32)
+    if not placement.row_axes:
+        return local(*inputs)
+    rows, whole = jax.P(placement.row_axes), jax.P()
     return jax.shard_map(
         local, mesh=placement.mesh, in_specs=(rows, whole, rows, whole), out_specs=rows,
-        axis_names=set(placement.rules.batch),
-    )(hidden, head, targets, jax.numpy.asarray(temperature, jax.numpy.float32))  # fmt: skip
+        axis_names=set(placement.row_axes),
+    )(*inputs)  # fmt: skip

@@ -72,7 +72,7 @@ def test_weights_lie_as_the_rules_say():
 
 def test_a_mesh_that_fits_the_model_is_accepted():
     check(QWEN, data=2, fsdp=16, tensor=4)
-    check(QWEN, replace(ShardingRules(), kv_heads=()), tensor=28)
+    check(PRESETS["qwen2.5-3b"], replace(ShardingRules(), kv_heads=()), tensor=4)
 
 
 @pytest.mark.parametrize(
