@@ -1,4 +1,4 @@
-"""Two real processes over gloo: training, death and resumption, other numbers of processes, different configurations."""
+"""Two real processes over gloo: training, death and resumption, other numbers of processes, odd configurations."""
 
 from __future__ import annotations
 
