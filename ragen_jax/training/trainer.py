@@ -70,7 +70,9 @@ class LostProcess(RuntimeError):
     """Another process of the run is gone, so this one cannot go on. Ends without waiting for the others."""
 
     def __init__(self, run_dir: Path, error: Exception) -> None:
-        step = latest_step(run_dir)
+        # Read by name: Orbax would wait for the process that is gone.
+        whole = [int(p.name) for p in (run_dir / "checkpoints").glob("*") if p.name.isdigit()]
+        step = max(whole, default=None)
         remedy = (
             "start it anew" if step is None else f"go on from step {step}: ragen-jax train --resume {run_dir}"
         )
@@ -196,7 +198,7 @@ def train(
     else:
         run_dir = Path(config.run.dir) / config.run.name
     check_same(
-        {name: str(section) for name, section in config_to_dict(config).items()} | {"run": str(run_dir)}
+        {name: str(section) for name, section in config_to_dict(config).items()} | {"--resume": str(run_dir)}
     )
     if resume is None:
         on_first(partial(_check_new, config))
