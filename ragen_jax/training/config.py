@@ -210,8 +210,7 @@ class TrainingSection:
     micro_batch_size: int = 4  # episodes of one forward and backward; changes memory, not the result
     ppo_epochs: int = 1  # passes over a step's episodes
     length_buckets: int = 4  # static lengths of a microbatch; more cost compile time and save padding
-    # what the backward recomputes: nothing, everything, all but matrix products; offload: everything, from inputs of
-    # blocks that are kept in the host's memory (TPU and GPU)
+    # what the backward recomputes: nothing, all, all but matrix products; offload: all, from inputs kept on the host
     remat: Literal["none", "full", "dots", "offload"] = "none"
     max_skipped_updates: int = 10  # stop after this many optimiser steps with a gradient that is not finite
 
@@ -255,9 +254,7 @@ class EarlyStopSection:
     A run also stops when the filter keeps nothing (rollout.rollout_filter_empty_stop_steps).
     """
 
-    reward_variance_ratio: float = (
-        0.1  # stop where the mean reward variance stays below this share of its base ..
-    )
+    reward_variance_ratio: float = 0.1  # stop where the mean reward variance stays below this share of its base ..
     reward_variance_base_steps: int = 10  # .. the mean over the first steps that kept something ..
     reward_variance_steps: int = 10  # .. for so many steps on end
     validation_success: float = 0.01  # stop where held-out success stays below this ..

@@ -54,7 +54,7 @@ def iterations(shape: tuple[int, int, int] | None):
         key,
     )
     reference = laid_out(lambda p: jax.tree.map(jnp.copy, p), setup.model, setup.params)
-    ema = empty_ema(setup.diagnosis_spec.families)
+    ema = laid_out(lambda: empty_ema(setup.diagnosis_spec.families), setup.model)
     programs = rollout_program, filter_program, diagnosis_program, update_program
     before = [p._cache_size() for p in programs]
     out = []
