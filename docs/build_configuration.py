@@ -30,6 +30,10 @@ line any field is set by its dotted name:
 
     ragen-jax train --config configs/quickstart.yaml --rollout.group_size 16 --env.p 0.8 --optim.lr 1e-4
 
+`--config` may be given again: fields of a later file go over those of the files before it, so a preset follows a task
+(`--config configs/quickstart.yaml --config configs/dapo.yaml`). [algorithms.md](algorithms.md) explains presets and the
+settings of `algorithm`, with their names in verl, RAGEN-2 and TRL.
+
 Values are in YAML syntax. An unknown name, a value of another type and settings that contradict each other
 are refused before a run directory is made. A run keeps its resolved configuration in `config.yaml`;
 `ragen-jax train --resume RUN` takes it from there, and only `training.total_training_steps`,

@@ -264,24 +264,28 @@ def _group_program(
     policy = trainable["policy"]
     unit = jnp.eye(len(LOSSES))
 
-    def one_half(rows: Array, real: Array) -> dict[str, Any]:
-        def chunk(total: list[Any], x: tuple[Array, Array]) -> tuple[list[Any], None]:
-            _, pull = jax.vjp(lambda p: losses(p, *x), policy)  # one forward for all parts
-            return [jax.tree.map(jnp.add, t, pull(e)[0]) for t, e in zip(total, unit, strict=True)], None
+    def chunk(total: Any, x: tuple[Array, Array]) -> tuple[Any, None]:
+        _, pull = jax.vjp(lambda p: losses(p, *x), policy)  # one forward for all parts
+        return jax.tree.map(jnp.add, total, jax.vmap(pull)(unit)[0]), None
 
-        zeros = [jax.tree.map(jnp.zeros_like, policy) for _ in LOSSES]
-        total, _ = jax.lax.scan(chunk, zeros, (rows, real))
-        count = jnp.sum(real)
-        grads = dict(zip(LOSSES, jax.tree.map(lambda x: x / count, total), strict=True))
-        return grads | {"reg": jax.tree.map(jnp.add, grads["kl"], grads["entropy"])}
+    def one_half(x: tuple[Array, Array]) -> Any:
+        zeros = jax.tree.map(lambda w: jnp.zeros((len(LOSSES), *w.shape), w.dtype), policy)
+        total, _ = jax.lax.scan(chunk, zeros, x)
+        count = jnp.sum(x[1])
+        return jax.tree.map(lambda g: g / count, total)
 
-    a, b = (one_half(rows[i], real[i]) for i in range(2))
-    out = {}
-    for part in PARTS:
-        mean = jax.tree.map(lambda x, y: (x + y) / 2, a[part], b[part])
-        sketches = jnp.stack([sketch(x[part], key, sketch_size) for x in (a, b)])
-        out[part] = (mean, inner(mean, mean), inner(a[part], b[part]), sketches)
-    return out
+    def with_reg(g: Array) -> Array:
+        return jnp.concatenate([g, g[:, 2:3] + g[:, 3:4]], axis=1)
+
+    halves = jax.tree.map(with_reg, jax.lax.map(one_half, (rows, real)))  # leaves [2, parts, ...]
+    mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), halves)
+    square = jax.vmap(inner)(mean, mean)
+    cross = jax.vmap(inner)(*(jax.tree.map(lambda g, i=i: g[i], halves) for i in range(2)))
+    sketches = jax.vmap(jax.vmap(lambda g: sketch(g, key, sketch_size)))(halves)
+    return {
+        part: (jax.tree.map(lambda g, n=n: g[n], mean), square[n], cross[n], sketches[:, n])
+        for n, part in enumerate(PARTS)
+    }
 
 
 _add_trees = jax.jit(lambda x, y: jax.tree.map(jnp.add, x, y), donate_argnums=0)

@@ -21,7 +21,7 @@ class OptimConfig:
     """AdamW with a gradient clip by global norm, one for the policy and one for the critic.
 
     Learning rates rise linearly over `warmup_steps` optimiser steps and are then constant, or with `schedule`
-    "cosine" fall to 0 at `decay_steps`.
+    "linear" or "cosine" fall to 0 at `decay_steps`; the schedules are optax's of these names.
     """
 
     lr: float = 1e-6  # of the policy (or its adapters)
@@ -29,9 +29,9 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
     weight_decay: float = 0.01  # AdamW's
     grad_clip: float = 1.0  # global norm that gradients are cut to
-    schedule: str = "constant"  # constant, or cosine to 0
+    schedule: str = "constant"  # constant, or to 0: linear, cosine
     warmup_steps: int = 0  # optimiser steps of linear rise
-    decay_steps: int = 0  # optimiser steps until the cosine is 0
+    decay_steps: int = 0  # optimiser steps until the rate is 0
 
     def __post_init__(self) -> None:
         for name in ("lr", "critic_lr", "grad_clip"):
@@ -42,11 +42,11 @@ class OptimConfig:
                 raise ValueError(f"optim.{name} is {getattr(self, name)}; it must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas is {list(self.betas)}; both must lie in [0, 1)")
-        if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"optim.schedule is {self.schedule!r}; use 'constant' or 'cosine'")
-        if self.schedule == "cosine" and self.decay_steps <= self.warmup_steps:
+        if self.schedule not in ("constant", "linear", "cosine"):
+            raise ValueError(f"optim.schedule is {self.schedule!r}; use 'constant', 'linear' or 'cosine'")
+        if self.schedule != "constant" and self.decay_steps <= self.warmup_steps:
             raise ValueError(
-                f"optim.decay_steps is {self.decay_steps}; with the cosine schedule it must exceed "
+                f"optim.decay_steps is {self.decay_steps}; with the {self.schedule} schedule it must exceed "
                 f"optim.warmup_steps ({self.warmup_steps})"
             )
 
@@ -55,9 +55,11 @@ class OptimConfig:
             return optax.schedules.warmup_cosine_decay_schedule(
                 0.0, peak, self.warmup_steps, self.decay_steps
             )
-        if self.warmup_steps:
-            return optax.schedules.linear_schedule(0.0, peak, self.warmup_steps)
-        return optax.schedules.constant_schedule(peak)
+        rise = optax.schedules.linear_schedule(0.0, peak, self.warmup_steps)
+        if self.schedule == "linear":
+            fall = optax.schedules.linear_schedule(peak, 0.0, self.decay_steps - self.warmup_steps)
+            return optax.schedules.join_schedules([rise, fall], [self.warmup_steps])
+        return rise if self.warmup_steps else optax.schedules.constant_schedule(peak)
 
 
 @functools.cache

@@ -254,7 +254,7 @@ class EarlyStopSection:
     A run also stops when the filter keeps nothing (rollout.rollout_filter_empty_stop_steps).
     """
 
-    reward_variance_ratio: float = 0.1  # stop where the mean reward variance stays below this share of its base ..
+    reward_variance_ratio: float = 0.1  # stop where reward variance stays below this share of its base ..
     reward_variance_base_steps: int = 10  # .. the mean over the first steps that kept something ..
     reward_variance_steps: int = 10  # .. for so many steps on end
     validation_success: float = 0.01  # stop where held-out success stays below this ..

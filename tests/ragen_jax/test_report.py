@@ -269,7 +269,7 @@ def test_rows_of_groups_of_another_form_are_noted(tmp_path):
     run = read_run(folder)
     assert [row["step"] for row in run.groups] == [2]
     assert "groups.jsonl: 1 line(s) are of another form and were left out." in run.notes
-    assert "last third (steps 2 to 2): 0% without variance" in Page(render(run)).words
+    assert "middle third (steps 2 to 2): 0% without variance" in Page(render(run)).words
 
 
 def test_gradient_figures_of_one_step_are_by_bucket(tmp_path):

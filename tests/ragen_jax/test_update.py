@@ -184,6 +184,74 @@ def test_kl_needs_a_reference_and_pulls_toward_it() -> None:
     assert values[-1] < values[0]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0, 1, 2, 2, 2, 2, 2]),
+        ("linear", [0, 1, 2, 1.5, 1, 0.5, 0]),
+        ("cosine", [0, 1, *(1 + np.cos(np.pi * np.arange(5) / 4))]),
+    ],
+)
+def test_learning_rates(schedule: str, expected: list[float]) -> None:
+    config = OptimConfig(schedule=schedule, warmup_steps=2, decay_steps=6)
+    rate = config.learning_rate(2.0)
+    np.testing.assert_allclose([float(rate(i)) for i in range(7)], expected, atol=1e-6)
+    if schedule != "constant":
+        with pytest.raises(ValueError, match=f"optim.decay_steps is 2; with the {schedule} schedule"):
+            replace(config, decay_steps=2)
+
+
+def test_rows_can_be_kept_without_their_group() -> None:
+    """Statistics are of the whole group, the loss and its denominators of the rows kept."""
+    traj = random_trajectories(9)
+    rows = np.random.default_rng(0).random(16) < 0.5
+    state = start(GRPO)
+    after, _ = run(GRPO, traj, jnp.asarray(rows), state)
+    silent = replace(
+        traj,
+        role=jnp.where(jnp.asarray(rows)[:, None], traj.role, jnp.minimum(traj.role, 1)).astype(jnp.uint8),
+    )
+    expected, _ = run(GRPO, silent, ALL, state)  # token-mean: rows without sampled tokens weigh nothing
+    close(after.trainable, expected.trainable, atol=1e-5)
+    with pytest.raises(ValueError, match="keep has 5 entries"):
+        update(state, traj, jnp.ones(5, bool), spec=GRPO)
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_importance_weights_make_up_for_the_sampler(kind: str) -> None:
+    """A sampler at the policy's own log-probs: weight 1, correlation 1. At half the probability: 2, cut off at 1.25."""
+    traj = random_trajectories(10)
+    spec = replace(GRPO, objective=Objective(rollout_is=kind, rollout_is_threshold=1.25))
+    state = start(spec)
+    params = state.trainable["policy"]
+    logits = forward(params, TINY, traj.tokens) @ unembedding(params, TINY).T
+    logp = jnp.take_along_axis(jax.nn.log_softmax(logits)[:, :-1], traj.tokens[:, 1:, None], axis=2)[..., 0]
+    own = jnp.where(traj.loss_mask, jnp.pad(logp, ((0, 0), (1, 0))), 0.0)
+    _, tally = run(spec, replace(traj, logprob=own), ALL, state)
+    assert tally.means()["actor/rollout_is_weight"] == pytest.approx(1, abs=1e-4)
+    assert tally.means()["rollout/sampler_logprob_corr"] == pytest.approx(1, abs=1e-3)
+    assert tally.means()["rollout/sampler_logprob_diff_max"] < 1e-4
+    _, tally = run(spec, replace(traj, logprob=own - jnp.log(2.0)), ALL, state)
+    assert tally.means()["actor/rollout_is_weight"] == pytest.approx(1.25, abs=1e-4)
+    assert tally.means()["rollout/sampler_logprob_diff_mean"] == pytest.approx(np.log(2), abs=1e-4)
+    noise = jnp.asarray(np.random.default_rng(0).normal(size=own.shape), jnp.float32)
+    _, tally = run(spec, replace(traj, logprob=own + noise), ALL, state)
+    mask = np.asarray(traj.loss_mask)
+    expected = np.corrcoef(np.asarray(own)[mask], np.asarray(own + noise)[mask])[0, 1]
+    assert tally.means()["rollout/sampler_logprob_corr"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_rows_of_a_broken_gradient_are_named() -> None:
+    traj = random_trajectories(4)
+    bad = replace(traj, reward=traj.reward.at[0, 0].set(jnp.inf))
+    spec = replace(GRPO, mini_batch_size=8, micro_batch_size=2)
+    after, tally = run(spec, bad, ALL)
+    assert (int(after.skipped), int(after.updates)) == (1, 1)
+    named = np.flatnonzero(tally.nonfinite)
+    assert set(named) <= set(range(8))  # of the minibatch at fault
+    assert set(named) >= {0, 1, 2, 3}  # the group's advantages are not numbers
+
+
 def test_bad_batch_sizes_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="mini_batch_size"):
         replace(GRPO, mini_batch_size=6)
