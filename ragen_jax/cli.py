@@ -51,6 +51,13 @@ def _parser() -> _Parser:
     train.add_argument(
         "--resume", type=Path, metavar="RUN", help="run to go on with, from its newest checkpoint"
     )
+    train.add_argument(
+        "--distributed", action="store_true",
+        help="join the other processes of the run (one a host), which run this same command; see docs/scale.md",
+    )  # fmt: skip
+    train.add_argument("--coordinator", metavar="HOST:PORT", help="process 0, where no cluster is recognised")
+    train.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    train.add_argument("--process", type=int, metavar="I", help="number of this one, from 0")
 
     source_help = (
         "a run directory, or a model: GGUF file, Hugging Face folder, or name of `ragen-jax models list`"
@@ -87,6 +94,38 @@ def _parser() -> _Parser:
         if name == "gradients":
             sub.add_argument("--plots", type=Path, metavar="DIR", help="write plots there, as PNG")
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+    compiled = command(
+        "compile", "Compile a run's programs for a TPU pod, without one: memory, time, whether it fits."
+    )
+    compiled.add_argument("--model", required=True, metavar="NAME", help="such as qwen2.5-7b or llama3.1-8b")
+    compiled.add_argument(
+        "--topology", required=True, metavar="KIND:AxB", help="v5e:4x4, v5p:4x4x4, v6e:8x8, ..."
+    )
+    compiled.add_argument("--batch", default="8x16", metavar="GxM", help="groups x members (default: 8x16)")
+    compiled.add_argument("--turns", type=int, default=5, metavar="N", help="turns an episode (default: 5)")
+    compiled.add_argument(
+        "--tokens", type=int, default=3600, metavar="N", help="tokens an episode (default: 3600)"
+    )
+    compiled.add_argument(
+        "--mesh",
+        metavar="DxFxT",
+        help="data x fsdp x tensor (default: all on fsdp, with the tensor size of --tensor)",
+    )
+    compiled.add_argument(
+        "--tensor", type=int, default=1, metavar="N", help="tensor size without --mesh (default: 1)"
+    )
+    compiled.add_argument(
+        "--micro", type=int, metavar="N", help="rows of a microbatch (default: data x fsdp)"
+    )
+    compiled.add_argument(
+        "--grpo", action="store_true", help="no critic and no reference (default: PPO with both)"
+    )
+    compiled.add_argument("--programs", metavar="A,B", help="some of rollout,scoring,diagnosis,update")
+    compiled.add_argument(
+        "--search", action="store_true", help="try meshes and microbatches, then use the best"
+    )
+    compiled.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
     report = command("report", "Write a run's report.html: curves, regime plane, rollout reader.")
     report.add_argument("run", type=Path, metavar="RUN", help="run directory")
@@ -203,7 +242,24 @@ def _console() -> Console:
 
 # -- commands --------------------------------------------------------------------------------------
 def _train(args: argparse.Namespace, overrides: list[str]) -> int:
+    from ragen_jax.training.trainer import LostProcess
+
+    if args.distributed:
+        from ragen_jax.parallel import start
+
+        start(coordinator=args.coordinator, processes=args.processes, process=args.process)
+    elif args.coordinator or args.processes is not None or args.process is not None:
+        raise ValueError("--coordinator, --processes and --process belong to --distributed")
+    try:
+        return _trained(args, overrides)
+    except LostProcess as e:
+        print(f"ragen-jax: {e}", file=sys.stderr, flush=True)
+        os._exit(3)  # what JAX does at exit would wait for the lost process
+
+
+def _trained(args: argparse.Namespace, overrides: list[str]) -> int:
     from ragen_jax.console import summary_table
+    from ragen_jax.parallel import is_first
     from ragen_jax.report import write_report
     from ragen_jax.training.config import load_config
     from ragen_jax.training.trainer import resumed_config, train
@@ -215,6 +271,8 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> int:
         result = train(resumed_config(args.resume, overrides), resume=args.resume, console=console)
     else:
         result = train(load_config(args.config, overrides), console=console)
+    if not is_first():
+        return 130 if result.stopped == "interrupted" else 0
     if result.stopped == "interrupted":
         print(f"Interrupted after step {result.summary['steps']}. Go on with:")
         print(f"  ragen-jax train --resume {shlex.quote(str(result.run_dir))}")
@@ -224,6 +282,65 @@ def _train(args: argparse.Namespace, overrides: list[str]) -> int:
     console.print(summary_table(result.summary))
     print(f"Report: {write_report(result.run_dir)}")
     return 0
+
+
+def _compile(args: argparse.Namespace, overrides: list[str]) -> int:
+    import json
+    from dataclasses import asdict, replace
+
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # the TPU's compiler is a library here, not a device
+    from ragen_jax.console import compiled_table
+    from ragen_jax.parallel import ahead
+
+    model = ahead.preset(args.model)
+    groups, members = _numbers("--batch", args.batch, 2)
+    names = ahead.PROGRAMS if args.programs is None else tuple(args.programs.split(","))
+    for name in names:
+        if name not in ahead.PROGRAMS:
+            raise ValueError(f"--programs {name!r}: {suggestion(name, ahead.PROGRAMS)}")
+    work = ahead.Workload(
+        groups, members, args.turns, args.tokens, args.micro, critic=not args.grpo, reference=not args.grpo
+    )
+    chip, devices = ahead.topology(args.topology)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if args.search:
+        section, work = ahead.search(model, work, chip, devices, say)
+    else:
+        shape = (
+            (1, len(devices) // args.tensor, args.tensor)
+            if args.mesh is None
+            else _numbers("--mesh", args.mesh, 3)
+        )
+        section = ahead.ParallelSection(*shape)
+        if shape[2] > model.num_key_value_heads:
+            section = replace(section, replicate=("kv_heads",))
+    job = ahead.Job(model, work, section, devices)
+    found = []
+    for name in names:
+        say(f"compiling {name} ...")
+        found.append(job.compile(name))
+    if args.json:
+        rows = [asdict(c) | {"total": c.total, "fits": c.fits(chip)} for c in found]
+        print(
+            json.dumps(
+                {"model": args.model, "topology": args.topology, "mesh": asdict(section), "programs": rows}
+            )
+        )
+    else:
+        _console().print(compiled_table(args.model, args.topology, job, chip, found))
+    return 0 if all(c.fits(chip) for c in found) else 1
+
+
+def _numbers(option: str, text: str, count: int) -> tuple[int, ...]:
+    parts = text.lower().split("x")
+    if len(parts) != count or not all(p.isdigit() and int(p) > 0 for p in parts):
+        raise ValueError(f"{option} {text!r}: write {count} positive numbers with x between them")
+    return tuple(int(p) for p in parts)
 
 
 def _eval(args: argparse.Namespace, overrides: list[str]) -> int:
@@ -403,7 +520,7 @@ def _export(args: argparse.Namespace) -> Path:
 
 _COMMANDS = {
     "train": _train, "eval": _eval, "diagnose": _diagnose, "gradients": _gradients, "report": _report,
-    "envs": _envs, "play": _play, "models": _models,
+    "compile": _compile, "envs": _envs, "play": _play, "models": _models,
 }  # fmt: skip
 
 if __name__ == "__main__":

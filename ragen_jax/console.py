@@ -15,6 +15,7 @@ from rich.text import Text
 import envs_jax
 from ragen_jax.models.check import Comparison
 from ragen_jax.models.hub import MODELS, pulled
+from ragen_jax.parallel.ahead import GIB, Chip, Compiled, Job
 from ragen_jax.rl.gradient_analysis import Bucket
 from ragen_jax.training.diagnosis import FAMILIES
 from ragen_jax.training.evaluation import Evaluation
@@ -59,6 +60,34 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=Text(title), title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def compiled_table(model: str, topology: str, job: Job, chip: Chip, found: list[Compiled]) -> Table:
+    """What each program needs of a chip, in GiB, against what it has, with its collectives in MiB."""
+    shape, work = job.placement.mesh.shape, job.work
+    table = _table(
+        f"{model} on {topology}, data x fsdp x tensor = {' x '.join(str(n) for n in shape.values())}; "
+        f"{work.groups} groups x {work.members}, {work.turns} turns, {work.tokens} tokens, microbatches of "
+        f"{work.micro_batch_size}; {chip.hbm / GIB:.0f} GiB a chip",
+        "program", "arguments", "outputs", "temporaries", "other state", "total", "fits", "seconds*", "floor s",
+        "collectives*",
+    )  # fmt: skip
+    for c in found:
+        name, floor = c.name, f"{c.floor_flops / chip.peak:.3f}"
+        if c.refused is not None:
+            table.add_row(name, "", "", "", "", "", Text(f"no: {c.refused}"), "", floor, "")
+            continue
+        sizes = (c.arguments, c.outputs, c.temporaries, c.other, c.total)
+        moves = ", ".join(f"{n} {kind} {size / 2**20:.0f}" for kind, (n, size) in c.collectives.items())
+        table.add_row(
+            name, *(f"{s / GIB:.2f}" for s in sizes), "yes" if c.fits(chip) else "no", f"{c.seconds:.3f}", floor,
+            moves or "none",
+        )  # fmt: skip
+    table.caption = Text(
+        "GiB and MiB a chip. * one round of each loop whose number of rounds is known at run time only. floor: matrix "
+        "products of the whole batch at the chip's peak."
+    )
     return table
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
+from jax import Array
+
+from ragen_jax.parallel.rules import Placement, check_rules
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class ModelConfig:
     `dtype` is the compute dtype; parameters, norms, rotary angles, softmax and log-probs are always float32.
     `attention` is how the training forward attends: "xla", or "cudnn", the fused kernel of NVIDIA GPUs, which
     needs bfloat16; on other backends "cudnn" computes what "xla" does.
+    `placement` says how programs over this model are split over devices; None: one device.
     Raises ValueError, naming the field, when the numbers do not fit each other.
     """
 
@@ -42,6 +46,7 @@ class ModelConfig:
     max_position_embeddings: int = 4096
     dtype: str = "float32"
     attention: str = "xla"
+    placement: Placement | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name in (
@@ -76,6 +81,18 @@ class ModelConfig:
             raise ValueError(
                 f"model.attention is 'cudnn', which needs heads of a multiple of 8 up to 128, not {self.head_dim}"
             )
+        if self.placement is not None:
+            weights = {".".join(path): (spec.shape, spec.axes) for path, spec in weight_specs(self).items()}
+            check_rules(self.placement.rules, self.placement.mesh.shape, self, weights)
+
+    @property
+    def kv_copies(self) -> int:
+        """How often each key-value head is repeated among the devices that share the heads; 1 on one device."""
+        return 1 if self.placement is None else self.placement.kv_copies(self.num_key_value_heads)
+
+    def constrain(self, x: Array, *axes: str | None, gathered: bool = False) -> Array:
+        """x with the layout that the placement gives to these logical axes; x itself on one device."""
+        return x if self.placement is None else self.placement.constrain(x, axes, gathered=gathered)
 
     @property
     def compute_dtype(self) -> jnp.dtype:
@@ -140,7 +157,7 @@ def weight_specs(cfg: ModelConfig) -> dict[tuple[str, str], WeightSpec]:
         ("embed", "weight"): WeightSpec(
             (v, d), ("vocab", "embed"), std, "model.embed_tokens.weight", "token_embd.weight"
         ),
-        ("layers", "attn_norm"): vector(d, "embed", "input_layernorm.weight", "attn_norm.weight", ones=True),
+        ("layers", "attn_norm"): vector(d, "norm", "input_layernorm.weight", "attn_norm.weight", ones=True),
         ("layers", "q"): matrix((d, q), ("embed", "heads"), std, "self_attn.q_proj", "attn_q"),
         ("layers", "k"): matrix((d, kv), ("embed", "kv_heads"), std, "self_attn.k_proj", "attn_k"),
         ("layers", "v"): matrix((d, kv), ("embed", "kv_heads"), std, "self_attn.v_proj", "attn_v"),
@@ -148,13 +165,13 @@ def weight_specs(cfg: ModelConfig) -> dict[tuple[str, str], WeightSpec]:
             (q, d), ("heads", "embed"), q**-0.5 * residual, "self_attn.o_proj", "attn_output"
         ),
         ("layers", "mlp_norm"): vector(
-            d, "embed", "post_attention_layernorm.weight", "ffn_norm.weight", ones=True
+            d, "norm", "post_attention_layernorm.weight", "ffn_norm.weight", ones=True
         ),
         ("layers", "gate"): matrix((d, f), ("embed", "mlp"), std, "mlp.gate_proj", "ffn_gate"),
         ("layers", "up"): matrix((d, f), ("embed", "mlp"), std, "mlp.up_proj", "ffn_up"),
         ("layers", "down"): matrix((f, d), ("mlp", "embed"), f**-0.5 * residual, "mlp.down_proj", "ffn_down"),
         ("norm", "weight"): WeightSpec(
-            (d,), ("embed",), 0.0, "model.norm.weight", "output_norm.weight", ones=True
+            (d,), ("norm",), 0.0, "model.norm.weight", "output_norm.weight", ones=True
         ),
     }
     if cfg.attention_bias:

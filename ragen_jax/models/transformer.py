@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
+from ragen_jax.models.attention import causal_attention
 from ragen_jax.models.config import ModelConfig, WeightSpec, weight_specs
 
 Params = dict[str, Any]
@@ -58,11 +60,49 @@ def unembedding(params: Params, cfg: ModelConfig) -> Float[Array, "V D"]:
     return params["embed" if cfg.tie_word_embeddings else "lm_head"]["weight"]
 
 
+def embed(params: Params, cfg: ModelConfig, tokens: Int[Array, "B *n"]) -> Float[Array, "B *n D"]:
+    """Embeddings of ids, in the compute dtype."""
+    table = cfg.constrain(
+        params["embed"]["weight"].astype(cfg.compute_dtype), "vocab", "embed", gathered=True
+    )
+    return cfg.constrain(table[tokens], "batch")
+
+
 def unstack(params: Params, cfg: ModelConfig) -> Params:
-    """The same parameters, cast to the compute dtype, with "layers" as a list of one dict per layer."""
+    """The same parameters, cast to the compute dtype, with "layers" as a list of one dict per layer.
+
+    On several devices the weights are brought into their gathered layout, each by itself.
+    """
     cast = jax.tree.map(lambda w: w.astype(cfg.compute_dtype), params)
     layers = [{n: w[i] for n, w in cast["layers"].items()} for i in range(cfg.num_hidden_layers)]
-    return {**cast, "layers": layers}
+    if cfg.placement is None:
+        return {**cast, "layers": layers}
+    whole = {group: leaves for group, leaves in cast.items() if group != "layers"}
+    return {
+        **{group: _gathered(cfg, group, leaves) for group, leaves in whole.items()},
+        "layers": [_gathered(cfg, "layers", leaves) for leaves in layers],
+    }
+
+
+def gathered(params: Params, cfg: ModelConfig) -> Params:
+    """The parameters, matrices in the compute dtype, in their gathered layout; layers stay stacked."""
+    out = {}
+    for group, leaves in params.items():
+        cast = {n: w.astype(cfg.compute_dtype) if w.ndim > 1 else w for n, w in leaves.items()}
+        out[group] = _gathered(cfg, group, cast, stacked=True)
+    return out
+
+
+def _gathered(
+    cfg: ModelConfig, group: str, leaves: dict[str, Array], *, stacked: bool = False
+) -> dict[str, Array]:
+    specs = weight_specs(cfg)
+    out = {}
+    for name, leaf in leaves.items():
+        spec = specs[group, name]
+        axes = ("layers", *spec.axes) if stacked and spec.per_layer else spec.axes
+        out[name] = cfg.constrain(leaf, *axes, gathered=True)
+    return out
 
 
 # -- one block -------------------------------------------------------------------------------------------------------
@@ -108,21 +148,33 @@ class Block(nnx.Module):
                 setattr(self, name, nnx.Param(jnp.zeros(spec.shape, jnp.float32)))
 
     def _linear(self, x: Array, name: str) -> Array:
-        y = x @ getattr(self, name)[...].astype(x.dtype)
+        weight = getattr(self, name)[...].astype(x.dtype)
+        if self.cfg.placement is not None:
+            weight = self.cfg.constrain(weight, *weight_specs(self.cfg)["layers", name].axes, gathered=True)
+        y = x @ weight
         bias = getattr(self, f"{name}_bias", None)
         return y if bias is None else y + bias[...].astype(x.dtype)
 
     def project(self, x: Float[Array, "... D"], cos: Array, sin: Array) -> tuple[Array, Array, Array]:
-        """Normed input to rotated queries [..., Hq, D], rotated keys and values [..., Hk, D]."""
-        h = rms_norm(x, self.attn_norm[...], self.cfg.rms_norm_eps)
-        q, k, v = (self._linear(h, n).reshape(*x.shape[:-1], -1, self.cfg.head_dim) for n in ("q", "k", "v"))
+        """Normed input to rotated queries [..., Hq, D], rotated keys and values [..., Hk, D].
+
+        On several devices Hk counts the copies (`ModelConfig.kv_copies`) of each key-value head.
+        """
+        cfg = self.cfg
+        h = rms_norm(x, self.attn_norm[...], cfg.rms_norm_eps)
+        q, k, v = (self._linear(h, n).reshape(*x.shape[:-1], -1, cfg.head_dim) for n in ("q", "k", "v"))
+        if cfg.kv_copies > 1:
+            k, v = (jnp.repeat(a, cfg.kv_copies, axis=-2) for a in (k, v))
+        between = (None,) * (x.ndim - 2)
+        q, k, v = (cfg.constrain(a, "batch", *between, "heads") for a in (q, k, v))
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def finish(self, x: Float[Array, "... D"], attended: Float[Array, "... Hq H"]) -> Float[Array, "... D"]:
         """Adds the attention's output and the SwiGLU feed-forward to the residual stream."""
-        x = x + self._linear(attended.reshape(*x.shape[:-1], -1), "o")
+        x = self.cfg.constrain(x + self._linear(attended.reshape(*x.shape[:-1], -1), "o"), "batch")
         h = rms_norm(x, self.mlp_norm[...], self.cfg.rms_norm_eps)
-        return x + self._linear(jax.nn.silu(self._linear(h, "gate")) * self._linear(h, "up"), "down")
+        x = x + self._linear(jax.nn.silu(self._linear(h, "gate")) * self._linear(h, "up"), "down")
+        return self.cfg.constrain(x, "batch")
 
 
 @functools.cache
@@ -145,7 +197,13 @@ def _rematerialised(body: Any, remat: str) -> Any:
     if remat == "dots":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return jax.checkpoint(body, policy=policy, prevent_cse=False)
-    raise ValueError(f"remat is {remat!r}; use 'none', 'full' or 'dots'")
+    if remat == "offload":
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[], names_which_can_be_offloaded=["block_input"],
+            offload_src="device", offload_dst="pinned_host",
+        )  # fmt: skip
+        return jax.checkpoint(body, policy=policy, prevent_cse=False)
+    raise ValueError(f"remat is {remat!r}; use 'none', 'full', 'dots' or 'offload'")
 
 
 def forward(
@@ -154,18 +212,23 @@ def forward(
     """Causal forward pass over left-aligned rows; returns the final-normed hidden states in the compute dtype.
 
     Row b's first tokens are its text; what follows its end is right padding and, attention being causal, cannot
-    change anything before it. `remat` is "none", "full" or "dots" (keeps matrix products).
+    change anything before it. `remat` is what the backward pass keeps: "none" everything, "full" each block's input,
+    "dots" matrix products too, "offload" each block's input, in the host's memory (TPU and GPU).
     """
-    x = params["embed"]["weight"].astype(cfg.compute_dtype)[tokens]
+    x = embed(params, cfg, tokens)
     cos, sin = rope_angles(cfg, jnp.arange(tokens.shape[1]))
     fused = cfg.attention == "cudnn" and jax.default_backend() == "gpu"
-    attention: Literal["cudnn", "xla"] = "cudnn" if fused else "xla"
+
+    def attend(q: Array, k: Array, v: Array) -> Array:
+        if fused:
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        return causal_attention(q, k, v)
 
     def body(x: Array, layer: dict[str, Array]) -> tuple[Array, None]:
         b = block(cfg, layer)
+        x = checkpoint_name(x, "block_input")
         q, k, v = b.project(x, cos, sin)
-        out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=attention)
-        return b.finish(x, out), None
+        return b.finish(x, attend(q, k, v)), None
 
     x, _ = jax.lax.scan(_rematerialised(body, remat), x, params["layers"])
     return rms_norm(x, params["norm"]["weight"], cfg.rms_norm_eps)
@@ -186,8 +249,8 @@ Cache = list[KVLayer]
 
 def init_cache(cfg: ModelConfig, batch: int, capacity: int) -> Cache:
     """An empty cache of `capacity` slots per row in the compute dtype."""
-    shape = (batch, capacity, cfg.num_key_value_heads, cfg.head_dim)
-    zeros = jnp.zeros(shape, cfg.compute_dtype)
+    shape = (batch, capacity, cfg.num_key_value_heads * cfg.kv_copies, cfg.head_dim)
+    zeros = cfg.constrain(jnp.zeros(shape, cfg.compute_dtype), "batch", None, "heads")
     return [KVLayer(zeros, zeros) for _ in range(cfg.num_hidden_layers)]
 
 
@@ -234,7 +297,7 @@ def extend(
     rows = jnp.arange(tokens.shape[0])[:, None]
     slots = start[:, None] + jnp.arange(tokens.shape[1])
     cos, sin = rope_angles(cfg, slots)
-    x = unstacked["embed"]["weight"].astype(cfg.compute_dtype)[tokens]
+    x = embed(unstacked, cfg, tokens)
     new_cache = []
     for layer, kv in zip(unstacked["layers"], cache, strict=True):
         b = block(cfg, layer)

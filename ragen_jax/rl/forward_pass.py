@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from ragen_jax.models import Params, forward, unembedding
+from ragen_jax.models import Params, forward
+from ragen_jax.rl.layout import whole_everywhere
 from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
 from ragen_jax.rl.spec import UpdateSpec
 from ragen_jax.rl.state import critic_values, policy_params
 from ragen_jax.rollout import Trajectories
-from ragen_jax.scoring import token_logprobs
+from ragen_jax.scoring import policy_logprobs
 
 
 @jax.tree_util.register_dataclass
@@ -52,14 +53,15 @@ def score(
     )
 
     def at_length(length: int, rows: Array, real: Array) -> Scores:
-        tokens = traj.tokens[rows, :length]
+        tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
         where, found = sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
         targets = at(tokens, where)
 
         def logprob(params: Params) -> tuple[Array, Array]:
             h = hidden_before(forward(params, spec.model, tokens, remat="none"), where)
-            head = unembedding(params, spec.model).astype(spec.model.compute_dtype)
-            return token_logprobs(h, head, targets, temperature=temperature, valid_vocab=spec.valid_vocab)
+            return policy_logprobs(
+                params, spec.model, h, targets, temperature=temperature, valid_vocab=spec.valid_vocab
+            )
 
         old, entropy = logprob(policy)
         ref = old if reference is None else logprob(reference)[0]
@@ -83,7 +85,7 @@ def score(
 
     def body(i: Array, carry: Scores) -> Scores:
         rows, real, bucket = pick(i)
-        new = jax.lax.switch(bucket, branches, rows, real)
+        new = whole_everywhere(jax.lax.switch(bucket, branches, rows, real), spec.model)
         where = jnp.where(real, rows, batch)
         return jax.tree.map(lambda c, n: c.at[where].set(n, mode="drop"), carry, new)
 

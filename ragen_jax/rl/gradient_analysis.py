@@ -32,7 +32,7 @@ from ragen_jax.estimators.gradient_snr import (
     signal_and_noise,
     sketch,
 )
-from ragen_jax.models import Params, forward, unembedding
+from ragen_jax.models import Params, forward
 from ragen_jax.rl.credit import batch_advantages, batch_rewards
 from ragen_jax.rl.forward_pass import Scores, score
 from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights
@@ -40,7 +40,7 @@ from ragen_jax.rl.microbatch import at, hidden_before, sampled_slots
 from ragen_jax.rl.spec import UpdateSpec
 from ragen_jax.rl.state import policy_params
 from ragen_jax.rollout import Trajectories
-from ragen_jax.scoring import token_logprobs
+from ragen_jax.scoring import policy_logprobs
 
 LOSSES = ("task", "task_half", "kl", "entropy")
 PARTS = (*LOSSES, "reg")  # reg is kl + entropy
@@ -239,10 +239,9 @@ def _group_program(
         def pick(x: Array) -> Array:
             return jnp.where(found, at(x[rows], where), 0.0)
 
-        logprob, entropy = token_logprobs(
-            hidden_before(forward(params, spec.model, tokens, remat=spec.remat), where),
-            unembedding(params, spec.model).astype(spec.model.compute_dtype), at(tokens, where),
-            temperature=temperature, valid_vocab=spec.valid_vocab,
+        logprob, entropy = policy_logprobs(
+            params, spec.model, hidden_before(forward(params, spec.model, tokens, remat=spec.remat), where),
+            at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
         )  # fmt: skip
         objective = spec.objective
         logprob = jnp.where(found, logprob, 0.0)

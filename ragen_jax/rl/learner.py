@@ -17,9 +17,10 @@ import optax
 from jax import Array
 from jaxtyping import Bool, Float
 
-from ragen_jax.models import Params, forward, unembedding
+from ragen_jax.models import Params, forward
 from ragen_jax.rl.credit import advantage_scale, batch_advantages, batch_rewards
 from ragen_jax.rl.forward_pass import Scores, kept_first, score
+from ragen_jax.rl.layout import stored, whole_everywhere
 from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights, token_weights, value_loss
 from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
 from ragen_jax.rl.objective import Objective
@@ -27,7 +28,7 @@ from ragen_jax.rl.spec import UpdateSpec
 from ragen_jax.rl.state import TrainState, critic_values, optimiser, policy_params
 from ragen_jax.rl.tally import Tally, moments
 from ragen_jax.rollout import Trajectories
-from ragen_jax.scoring import token_logprobs
+from ragen_jax.scoring import policy_logprobs
 
 
 @jax.tree_util.register_dataclass
@@ -59,17 +60,16 @@ def _loss(
     """One microbatch's share of the minibatch loss, and its metrics."""
     objective = spec.objective
     policy = policy_params(trainable, base, spec.lora)
-    tokens = traj.tokens[rows, :length]
+    tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
     where, found_rows = sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
     found = found_rows.reshape(-1)
 
     def pick(x: Array) -> Array:
         return jnp.where(found, at(x[rows, :length], where), 0.0)
 
-    logprob, entropy = token_logprobs(
-        hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
-        unembedding(policy, spec.model).astype(spec.model.compute_dtype), at(tokens, where),
-        temperature=temperature, valid_vocab=spec.valid_vocab,
+    logprob, entropy = policy_logprobs(
+        policy, spec.model, hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
+        at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
     )  # fmt: skip
     logprob = jnp.where(found, logprob, 0.0)
     old = jax.lax.stop_gradient(logprob) if on_policy else pick(targets.old)
@@ -158,6 +158,9 @@ def update(
     if objective.uses_reference and reference is None:
         name = "use_kl_loss" if objective.use_kl_loss else "use_kl_in_reward"
         raise ValueError(f"algorithm.{name} needs a reference policy: pass reference=")
+    traj, keep = whole_everywhere(
+        (traj, keep), spec.model
+    )  # some numbers a token: every device picks its rows
     batch, slots = traj.tokens.shape
     if keep.shape[0] not in (batch, batch // traj.group_size):
         raise ValueError(
@@ -216,9 +219,9 @@ def update(
             broken = ~jnp.isfinite(optax.tree.norm(grad))
             where = jnp.where(real & broken, rows, batch)
             out = replace(out, nonfinite=out.nonfinite.at[where].set(True, mode="drop"))
-            return jax.tree.map(jnp.add, carry[0], grad), carry[1] + out
+            return stored(jax.tree.map(jnp.add, carry[0], grad), spec.model), carry[1] + out
 
-        zeros = jax.tree.map(jnp.zeros_like, state.trainable)
+        zeros = stored(jax.tree.map(jnp.zeros_like, state.trainable), spec.model)
         grad, tally = jax.lax.fori_loop(0, number, accumulate, (zeros, tally))
         norms = {part: optax.tree.norm(g) for part, g in grad.items()}
         finite = jnp.all(jnp.isfinite(jnp.stack(list(norms.values()))))
@@ -227,7 +230,7 @@ def update(
             optax.apply_updates(state.trainable, changes), opt_state, state.updates + 1, state.skipped
         )
         stayed = TrainState(state.trainable, state.opt_state, state.updates, state.skipped + 1)
-        state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), stepped, stayed)
+        state = stored(jax.tree.map(lambda a, b: jnp.where(finite, a, b), stepped, stayed), spec.model)
         sums = dict(tally.sums)
         for part, name in _norm_names(grad).items():
             norm = jnp.where(finite, norms[part], 0.0)
@@ -237,4 +240,5 @@ def update(
 
     empty = _empty_tally(objective, batch)
     state, tally = jax.lax.fori_loop(0, steps * spec.ppo_epochs, minibatch_step, (state, empty))
-    return state, replace(tally, sums=tally.sums | extra)
+    tally = replace(tally, sums=tally.sums | extra)
+    return stored(state, spec.model), whole_everywhere(tally, spec.model)

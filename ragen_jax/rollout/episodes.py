@@ -7,6 +7,7 @@ Nothing crosses to the host.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from ragen_jax.rollout.sampling import (
     stop_table,
     stopped,
 )
+from ragen_jax.rollout.shares import Shares, any_row, play_shares, share_out
 from ragen_jax.rollout.trajectories import GIVEN, SAMPLED, Trajectories
 
 
@@ -128,6 +130,9 @@ def _decode(
     def active(s: DecodeState) -> Array:
         return live & ~stopped(stops.automaton, s.automaton) & (s.count < limits)
 
+    def unfinished(s: DecodeState) -> Array:
+        return (s.position < limit) & any_row(active(s), spec.model)
+
     def body(s: DecodeState) -> DecodeState:
         on = active(s)
         logits = jnp.einsum("bd,vd->bv", s.hidden, head, preferred_element_type=jnp.float32)
@@ -144,7 +149,7 @@ def _decode(
             position=s.position + 1,
         )
 
-    return jax.lax.while_loop(lambda s: (s.position < limit) & jnp.any(active(s)), body, init)
+    return jax.lax.while_loop(unfinished, body, init)
 
 
 def _write(target: Array, start: Array, count: Array, values: Array) -> Array:
@@ -213,16 +218,42 @@ def rollout(
     into the pool of the group's own environment. `group_ids` (default 0 .. P - 1) are the groups' addresses for
     random numbers, so a batch may be split without changing what its members draw. At temperature 0 decoding is
     greedy.
+
+    On several devices (`spec.model.placement`) each plays its share of the rows, whole groups or parts of one, and the
+    result is then whole on every device. Raises ValueError unless the rows can be shared out evenly.
     """
+    group_ids = jnp.arange(levels.shape[0]) if group_ids is None else group_ids
+    weights = unstack(params, spec.model)
+    inputs = weights, env_params, stops, key, jnp.asarray(temperature, jnp.float32)
+    placement = spec.model.placement
+    if placement is None:
+        return _episodes(spec, group_size, *inputs, Shares(levels, group_ids, jnp.zeros_like(levels)))
+    members, shares = share_out(levels, group_ids, group_size, placement.rows)
+    return play_shares(partial(_episodes, spec, members), inputs, shares, group_size, placement)
+
+
+def _episodes(
+    spec: RolloutSpec,
+    group_size: int,
+    weights: Params,
+    env_params: TurnParams | MixtureParams,
+    stops: StopTable,
+    key: Array,
+    temperature: Array,
+    shares: Shares,
+) -> Trajectories:
+    """`rollout` on one device; `weights` as `unstack` gives them, `group_size` members of each share."""
+    levels = shares.levels
     groups, batch = levels.shape[0], levels.shape[0] * group_size
     env = as_mixture(spec.env, groups)
     tables = env_params if isinstance(env_params, tuple) else (env_params,)
     limits = jnp.asarray(env.response_limits(group_size))
-    group_ids = jnp.arange(groups) if group_ids is None else group_ids
-    members = jnp.tile(jnp.arange(group_size), groups)
-    keys = row_keys(key, jnp.repeat(group_ids, group_size), members)
-    temperature = jnp.asarray(temperature, jnp.float32)
-    weights = unstack(params, spec.model)
+
+    def row(a: Array) -> Array:
+        return jnp.repeat(a, group_size)
+
+    members = row(shares.first_member) + jnp.tile(jnp.arange(group_size), groups)
+    keys = row_keys(key, row(shares.group_ids), members)
 
     # The prompt is encoded once a group, and its keys and values are given to every member.
     def each_member(x: Array) -> Array:
@@ -299,7 +330,10 @@ def rollout(
         obs, obs_len = _without_sampled_eos(step, d, stops)
         obs_len = jnp.where(next_live, obs_len, 0)
         e = jax.lax.cond(
-            jnp.any(next_live), lambda e: _append(weights, spec, e, obs, obs_len, t + 1), lambda e: e, e
+            any_row(next_live, spec.model),
+            lambda e: _append(weights, spec, e, obs, obs_len, t + 1),
+            lambda e: e,
+            e,
         )
         return e, record
 

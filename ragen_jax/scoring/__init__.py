@@ -2,5 +2,14 @@
 
 from ragen_jax.scoring.cross import Contexts, CrossMarginals, Traces, cross_marginals, cross_score
 from ragen_jax.scoring.logprobs import token_logprobs
+from ragen_jax.scoring.policy import policy_logprobs
 
-__all__ = ["Contexts", "CrossMarginals", "Traces", "cross_marginals", "cross_score", "token_logprobs"]
+__all__ = [
+    "Contexts",
+    "CrossMarginals",
+    "Traces",
+    "cross_marginals",
+    "cross_score",
+    "policy_logprobs",
+    "token_logprobs",
+]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int
 
 from ragen_jax.models.config import ModelConfig
-from ragen_jax.models.transformer import Block, Params, block, rms_norm, rope_angles, unembedding
+from ragen_jax.models.transformer import Block, Params, block, gathered, rms_norm, rope_angles, unembedding
 from ragen_jax.scoring.logprobs import row_statistics
 from ragen_jax.scoring.packing import Plan, Stream, make_plan, make_stream
 from ragen_jax.scoring.variation import varies, vary
@@ -85,7 +85,9 @@ def cross_score(
         temperature: positive.
         valid_vocab: ids from here on have probability zero. Default: all of `cfg.vocab_size`.
         mesh: if given, contexts are split over `axis_names` of it (padded if they do not divide), and the
-            result is sharded over j. Parameters are needed whole on every device of these axes.
+            result is sharded over j. Parameters are needed whole on every device of these axes. Default: the
+            mesh of `cfg.placement`, if any, and the axes that its rows are split over; parameters are then
+            gathered.
         axis_names: default all axes of the mesh. The others are left to the compiler.
         memory_bytes: each device's budget for all but parameters and the result; steps grow with it, so give
             an accelerator some GiB. The least that a program needs may be more: one context's keys and values
@@ -150,6 +152,8 @@ def _cross(
         if 0 in shape:
             raise ValueError(f"{name}.tokens is empty: {shape}")
     axes: tuple[str, ...] = ()
+    if mesh is None and cfg.placement is not None and cfg.placement.row_axes:
+        mesh, axis_names = cfg.placement.mesh, cfg.placement.row_axes
     if mesh is not None:
         axes = tuple(mesh.axis_names) if axis_names is None else tuple(axis_names)
         if not axes or not set(axes) <= set(mesh.axis_names):
@@ -178,6 +182,8 @@ def _program(
         scores = _score(params, cfg, contexts, traces, temperature, valid_vocab, memory_bytes)
         return _reduced(scores, axes, count) if reduce else scores
 
+    if cfg.placement is not None:
+        params = gathered(params, cfg)
     if mesh is None:
         return local(params, contexts, traces, temperature)
     devices = math.prod(mesh.shape[a] for a in axes)
@@ -247,7 +253,7 @@ def _context_layer(
 ) -> tuple[Array, Array, Array]:
     """One block over contexts, some queries at a time: new x, keys and values [Q, Lx, K, H]."""
     size = x.shape[1]
-    empty = jnp.zeros((x.shape[0], size, cfg.num_key_value_heads, cfg.head_dim), x.dtype)
+    empty = jnp.zeros((x.shape[0], size, cfg.num_key_value_heads * cfg.kv_copies, cfg.head_dim), x.dtype)
     empty = vary(empty, varies(x))
 
     def step(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -278,7 +284,9 @@ def _stream_layer(
     window = lookback + chunk
     in_context = jnp.arange(context_k.shape[1]) < length[:, None, None, None, None]
     segment = jnp.pad(stream.segment, (lookback, 0), constant_values=-1)
-    empty = jnp.zeros((count, lookback + x.shape[1], cfg.num_key_value_heads, cfg.head_dim), x.dtype)
+    empty = jnp.zeros(
+        (count, lookback + x.shape[1], cfg.num_key_value_heads * cfg.kv_copies, cfg.head_dim), x.dtype
+    )
     empty = vary(empty, varies(x))
 
     def windows(a: Array) -> Array:
@@ -340,6 +348,9 @@ class _Setup:
     head: Float[Array, "V D"]
     temperature: Float[Array, ""]
     valid_vocab: int
+    whole_vocab: (
+        int | None
+    )  # the vocabulary's size where it is split over devices and so must not be cut in blocks
 
     def embed(self, tokens: Int[Array, " *shape"]) -> Float[Array, "*shape D"]:
         return self.table[tokens].astype(self.cfg.compute_dtype)
@@ -364,6 +375,9 @@ def _score(
     p, g, t = traces.tokens.shape
     j, lx = contexts.tokens.shape
     plan = make_plan(cfg, j, lx, p * g, t, memory_bytes)
+    split = cfg.placement is not None and cfg.placement.ways("vocab") > 1
+    if split:  # a block of ids would lie on one device
+        plan = replace(plan, vocab_block=cfg.vocab_size)
     setup = _Setup(
         cfg=cfg,
         plan=plan,
@@ -373,6 +387,7 @@ def _score(
         head=unembedding(params, cfg).astype(cfg.compute_dtype),
         temperature=temperature,
         valid_vocab=cfg.vocab_size if valid_vocab is None else valid_vocab,
+        whole_vocab=cfg.vocab_size if split else None,
     )
     spare = -(p * g) % plan.traces
     tokens = jnp.pad(traces.tokens.reshape(-1, t), ((0, spare), (0, 0))).reshape(-1, plan.traces, t)
@@ -480,6 +495,7 @@ def _first_logprobs(
         jnp.zeros(last.shape[0], jnp.int32),
         temperature=setup.temperature,
         valid_vocab=setup.valid_vocab,
+        vocab_block=setup.whole_vocab,
     )
     logits = jnp.einsum("qd,nd->qn", last, setup.head[target], preferred_element_type=jnp.float32)
     real = (target >= 0) & (target < setup.valid_vocab)

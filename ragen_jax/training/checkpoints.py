@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from ragen_jax.estimators import CollapseEma
+from ragen_jax.parallel import several
 from ragen_jax.rl import TrainState
 
 
@@ -46,7 +48,14 @@ class HostState:
 
 
 def _abstract(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype), tree)
+    """What to restore and where: each leaf's own sharding, by default the first device."""
+    one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def of(x: Any) -> jax.ShapeDtypeStruct:
+        placed = getattr(x, "sharding", None) or one
+        return jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=placed)
+
+    return jax.tree.map(of, tree)
 
 
 class Checkpoints:
@@ -56,23 +65,44 @@ class Checkpoints:
         self.directory = (run_dir / "checkpoints").absolute()
         if read_only and not self.directory.is_dir():
             raise CheckpointError(f"{self.directory}: no checkpoints are there")
-        options = ocp.CheckpointManagerOptions(
+        self._options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else keep, create=not read_only, read_only=read_only,
-            save_interval_steps=0 if read_only else 1,
+            save_interval_steps=0 if read_only else 1, cleanup_tmp_directories=not read_only,
         )  # fmt: skip
+        self._open()
+
+    def _open(self) -> None:
         # Named handlers, so that what a checkpoint holds can be asked before anything is restored.
         handlers = {"state": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
-        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+        self._manager = ocp.CheckpointManager(self.directory, options=self._options, item_handlers=handlers)
 
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, state: RunState, host: HostState) -> None:
-        """Starts writing step `host.step`; returns once the arrays are copied."""
-        self._manager.save(
-            host.step,
-            args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host.plain())),
-        )
+    def save(self, state: RunState, host: HostState) -> str | None:
+        """Starts writing step `host.step`; returns once the arrays are copied.
+
+        Returns what went wrong, if anything, in writing this checkpoint or the one before it; what was cut off is
+        removed, and the checkpoints that were whole stay. With several processes it is raised: they must not part.
+        """
+        problem = self._attempt(self._manager.wait_until_finished)
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host.plain()))
+        return self._attempt(lambda: self._manager.save(host.step, args=args)) or problem
+
+    def _attempt(self, action: Callable[[], Any]) -> str | None:
+        try:
+            action()
+        except Exception as error:  # of a thread that writes: whatever the file system and its library raise
+            if several():
+                raise
+            self._open()
+            newest = self._manager.latest_step()
+            words = " ".join(str(error).split())[:200]
+            return (
+                f"a checkpoint could not be written ({words}); training goes on, and would resume from "
+                f"{'nothing' if newest is None else f'step {newest}'}"
+            )
+        return None
 
     def restore(self, like: RunState, step: int | None = None) -> tuple[RunState, HostState]:
         """The newest step, or `step`. Raises CheckpointError when there is none or it is not one of `like`'s shapes."""
@@ -112,9 +142,9 @@ class Checkpoints:
         words = " ".join(str(error).split())[:200]
         return CheckpointError(f"{self.directory}, step {step}: cannot be read ({words}); {remedy}")
 
-    def wait(self) -> None:
-        """Blocks until everything started is on disk."""
-        self._manager.wait_until_finished()
+    def wait(self) -> str | None:
+        """Blocks until everything started is on disk; returns what went wrong, as `save` does."""
+        return self._attempt(self._manager.wait_until_finished)
 
     def close(self) -> None:
         self._manager.close()

@@ -19,6 +19,7 @@ import yaml
 from envs_jax.errors import ConfigError, suggestion
 from envs_jax.fields import read_fields
 from ragen_jax.models.lora import LoraConfig
+from ragen_jax.parallel.mesh import ParallelSection
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig
 from ragen_jax.rollout.sampling import Truncation
@@ -246,8 +247,8 @@ class TrainingSection:
     micro_batch_size: int = 4  # episodes of one forward and backward; changes memory, not the result
     ppo_epochs: int = 1  # passes over a step's episodes
     length_buckets: int = 4  # static lengths of a microbatch; more cost compile time and save padding
-    # what the backward recomputes: nothing, everything, or all but matrix products
-    remat: Literal["none", "full", "dots"] = "none"
+    # what the backward recomputes: nothing, all, all but matrix products; offload: all, from inputs kept on the host
+    remat: Literal["none", "full", "dots", "offload"] = "none"
     max_skipped_updates: int = 10  # stop after this many optimiser steps with a gradient that is not finite
 
     def __post_init__(self) -> None:
@@ -392,6 +393,7 @@ class Config:
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     early_stop: EarlyStopSection = field(default_factory=EarlyStopSection)
     gradients: GradientSection = field(default_factory=GradientSection)
+    parallel: ParallelSection = field(default_factory=ParallelSection)
 
     def __post_init__(self) -> None:
         self.env.groups(self.rollout.env_groups)

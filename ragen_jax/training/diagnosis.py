@@ -19,6 +19,7 @@ from ragen_jax.estimators import (
     sample_turns,
 )
 from ragen_jax.models import ModelConfig, Params
+from ragen_jax.rl.layout import whole_everywhere
 from ragen_jax.rollout import Trajectories
 from ragen_jax.scoring import Contexts, Traces, cross_score
 
@@ -85,6 +86,7 @@ def diagnose(
     column. X of a turn is everything before its reasoning; Z its think span. Returns metrics under the reference's
     names, the new moving averages, and for each family the sample with its cross-scores.
     """
+    traj = whole_everywhere(traj, spec.model)
     valid = (traj.think_end > traj.think_start) & traj.taken
     metrics: dict[str, Array] = {}
     new_ema, samples = {}, {}
@@ -120,7 +122,7 @@ def diagnose(
         )  # fmt: skip
         metrics |= {f"{FAMILIES[family]}/{name}": value for name, value in values.items()}
         samples[family] = (sample, scores)
-    return metrics | thinking_metrics(traj, valid), new_ema, samples
+    return whole_everywhere((metrics | thinking_metrics(traj, valid), new_ema, samples), spec.model)  # type: ignore[no-any-return]
 
 
 def thinking_metrics(traj: Trajectories, valid: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:

@@ -54,14 +54,16 @@ def _play_part(
 ) -> tuple[dict[str, float], Trajectories]:
     """Sums over an environment's held-out levels, and the first batch of episodes."""
     section = setup.config.evaluation
-    key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 2**31 - 1)
+    key = setup.everywhere(jax.random.fold_in(jax.random.key(setup.config.run.seed), 2**31 - 1))
     spec = replace(setup.rollout_spec, truncation=Truncation())
+    tables, stops = setup.everywhere((part.eval, setup.stops))
     sums: dict[str, Any] = {}
     first = None
     for start in range(0, section.levels, section.batch_size):
         ids = jnp.arange(start, start + section.batch_size)
+        ids, levels = setup.everywhere((ids, ids % part.env.num_levels))
         traj = rollout_program(
-            trainable, base, part.eval, setup.stops, key, ids % part.env.num_levels, section.temperature, ids,
+            trainable, base, tables, stops, key, levels, section.temperature, ids,
             spec=replace(spec, env=part.env), group_size=1, lora=setup.config.model.lora,
         )  # fmt: skip
         first = traj if first is None else first

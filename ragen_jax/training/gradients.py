@@ -29,7 +29,7 @@ def gradient_batch(
     section, rollout = setup.config.gradients, setup.config.rollout
     groups = section.env_groups or rollout.env_groups
     return rollout_program(
-        trainable, base, setup.train, setup.stops, jax.random.fold_in(key, _GRADIENTS),
+        trainable, base, *setup.tables("train"), jax.random.fold_in(key, _GRADIENTS),
         draw_levels(setup, step, _LEVELS, groups), rollout.temperature, jnp.arange(groups), spec=setup.rollout_spec,
         group_size=section.group_size or rollout.group_size, lora=setup.config.model.lora,
         objective=setup.config.algorithm,

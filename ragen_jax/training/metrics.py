@@ -77,6 +77,18 @@ def check_loggers(*, wandb: bool) -> None:
         raise ConfigError("run.wandb", True, "wandb is not installed: pip install 'ragen-jax[wandb]'")
 
 
+class Silent:
+    """Takes the place of a writer in the processes that write nothing."""
+
+    seconds = 0.0
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class JsonLines:
     """Appends one object a step to a file. `resume_step` drops rows after that step, which a resumed run writes again.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from ragen_jax.models import LoraConfig, ModelConfig, Params, load_model
 from ragen_jax.models.load import locate
+from ragen_jax.parallel import ParallelSection
 from ragen_jax.rl import init_state, policy_params
+from ragen_jax.rl.layout import abstract
 from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState
 from ragen_jax.training.config import Config, load_config, with_overrides
 from ragen_jax.training.diagnosis import empty_ema
@@ -43,15 +45,24 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
         setup = build(config)
         return Policy(setup, {"policy": setup.params}, None)
     stored: Config = load_config(run_dir / "config.yaml")
-    config = with_overrides(stored, overrides)
+    # The mesh is that of the devices at hand, not the one of training.
+    config = with_overrides(replace(stored, parallel=ParallelSection()), overrides)
     setup = build(config, run_dir=run_dir)
     # What is restored has the shapes of the run as it was trained, whatever environment it is now put in.
-    state = init_state(
-        setup.model, setup.params, stored.optim, lora=stored.model.lora, critic=stored.algorithm.uses_critic,
-        key=jax.random.key(0),
-    )  # fmt: skip
     families = [f for f in ("first_turn", "trajectory", "turn") if getattr(stored.diagnosis, f"{f}_enabled")]
-    like = RunState(state, empty_ema(tuple(families)))
+
+    def fresh(params: Params, key: jax.Array) -> RunState:
+        state = init_state(
+            setup.model,
+            params,
+            stored.optim,
+            lora=stored.model.lora,
+            critic=stored.algorithm.uses_critic,
+            key=key,
+        )
+        return RunState(state, empty_ema(tuple(families)))
+
+    like = abstract(jax.eval_shape(fresh, setup.params, jax.random.key(0)), setup.model)
     checkpoints = Checkpoints(run_dir, read_only=True)
     try:
         restored, _ = checkpoints.restore(like, step)
@@ -114,7 +125,7 @@ def diagnose_policy(policy: Policy, *, show: int = 8) -> Diagnosis:
     key = jax.random.fold_in(jax.random.key(config.run.seed), 1)
     temperature = config.rollout.temperature
     traj = rollout_program(
-        policy.trainable, policy.base, setup.train, setup.stops, key, draw_levels(setup, 1), temperature,
+        policy.trainable, policy.base, *setup.tables("train"), key, draw_levels(setup, 1), temperature,
         spec=setup.rollout_spec, group_size=config.rollout.group_size, lora=lora,
     )  # fmt: skip
     metrics, _, samples = diagnosis_program(

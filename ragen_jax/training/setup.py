@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from envs_jax.core import Tokenizer
 from envs_jax.errors import ConfigError, suggestion
 from envs_jax.mixture import Mixture, MixtureParams, share_vocabulary
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams
-from ragen_jax.models import ModelConfig, Params, init_params
+from ragen_jax.models import ModelConfig, Params, abstract_params, init_params
 from ragen_jax.models.load import load_model
+from ragen_jax.parallel import Placement, check_rows, everywhere, make_placement, several
 from ragen_jax.rl import UpdateSpec
 from ragen_jax.rl.gradient_analysis import GradientSpec
+from ragen_jax.rl.layout import shardings
 from ragen_jax.rollout import RolloutSpec, StopTable, make_stop_table
 from ragen_jax.rollout.sampling import LEVEL
 from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer, load_tokenizer
@@ -62,6 +65,19 @@ class Setup:
     def shares(self) -> tuple[tuple[str, int], ...]:
         """Tag and groups of each part of a mixture; empty for one environment."""
         return self.env.shares if isinstance(self.env, Mixture) else ()
+
+    def everywhere(self, tree: Any) -> Any:
+        """Small inputs of programs as every process needs them."""
+        return everywhere(tree, self.model.placement)
+
+    def tables(self, split: str) -> tuple[TurnParams | MixtureParams, StopTable]:
+        """What a rollout reads, as every process needs it."""
+        train, held_out, stops = self._tables
+        return (train if split == "train" else held_out), stops
+
+    @cached_property
+    def _tables(self) -> tuple[Any, Any, StopTable]:
+        return self.everywhere((self.train, self.eval, self.stops))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -147,9 +163,14 @@ def make_batch(
     return mixture, shared[: len(envs)], shared[len(envs) :]
 
 
-def build(config: Config, *, run_dir: Path | None = None) -> Setup:
-    """Builds a run's parts. `run_dir`: take the tokenizer that was saved there. Raises ValueError before long work."""
+def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any] | None = None) -> Setup:
+    """Builds a run's parts. `run_dir`: take the tokenizer that was saved there. `devices`: to run on, default all.
+
+    Raises ValueError before long work.
+    """
     section = config.model
+    placement = make_placement(config.parallel, devices)
+    _check_rows(config, placement)
     if section.path is None:
         if section.lora is not None:
             raise ConfigError("model.lora", section.lora, "adapters need a pretrained model: set model.path")
@@ -160,16 +181,26 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
             vocab_size=tokenizer.vocab_size, hidden_size=section.hidden_size,
             num_hidden_layers=section.num_hidden_layers, num_attention_heads=section.num_attention_heads,
             num_key_value_heads=section.num_key_value_heads, intermediate_size=section.intermediate_size,
-            rope_theta=section.rope_theta, dtype=section.dtype,
-            attention=section.attention,
+            rope_theta=section.rope_theta, dtype=section.dtype, attention=section.attention, placement=placement,
         )  # fmt: skip
-        params = jax.jit(init_params, static_argnums=0)(model, jax.random.key(config.run.seed))
+        draw = jax.jit(
+            init_params, static_argnums=0,
+            out_shardings=None if placement is None else shardings(abstract_params(model), model),
+        )  # fmt: skip
+        params = draw(model, everywhere(jax.random.key(config.run.seed), placement))
     else:
         if config.warm_start.steps and section.lora is not None:
             steps = config.warm_start.steps
             raise ConfigError("warm_start.steps", steps, "a warm start trains full weights; drop model.lora")
-        model, params, found = load_model(section.path, dtype=section.dtype)
-        model = dataclasses.replace(model, attention=section.attention)
+
+        def layout(model: ModelConfig) -> Any:
+            model = replace(model, placement=placement)
+            return shardings(abstract_params(model), model)
+
+        model, params, found = load_model(
+            section.path, dtype=section.dtype, shardings=None if placement is None else layout
+        )
+        model = replace(model, placement=placement, attention=section.attention)
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found
@@ -207,6 +238,27 @@ def build(config: Config, *, run_dir: Path | None = None) -> Setup:
             config.gradients.sketch_size, config.gradients.bootstrap,
         ),
     )  # fmt: skip
+
+
+def _check_rows(config: Config, placement: Placement | None) -> None:
+    """Refuses batches whose rows cannot be shared out over the mesh, by name."""
+    warm, training = config.warm_start, config.training
+    check_rows(
+        placement, rollout__group_size=config.rollout.env_groups * config.rollout.group_size,
+        training__micro_batch_size=training.micro_batch_size, evaluation__batch_size=config.evaluation.batch_size,
+    )  # fmt: skip
+    if warm.steps:
+        check_rows(placement, warm_start__batch_size=warm.batch_size)
+    if warm.reading_steps:
+        check_rows(placement, warm_start__reading_batch_size=warm.reading_batch_size)
+    if placement is not None and config.env.tags is not None:
+        raise ConfigError(
+            "env.tags", list(config.env.tags), "a mixture runs on one device; use one tag, or one device"
+        )
+    if several() and config.gradients.every:
+        raise ConfigError(
+            "gradients.every", config.gradients.every, "the analysis runs in one process only; set it to 0"
+        )
 
 
 def draw_levels(setup: Setup, step: int, batch: int = 0, groups: int | None = None) -> jax.Array:

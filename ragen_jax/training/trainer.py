@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from envs_jax.errors import ConfigError
 from envs_jax.turn import TurnState
 from ragen_jax.estimators import REGIME_NAMES, UNKNOWN, regime, regime_thresholds
 from ragen_jax.models import Params
+from ragen_jax.parallel import anyone, check_same, is_first, on_first, several
 from ragen_jax.rl import init_state
+from ragen_jax.rl.layout import abstract, laid_out
 from ragen_jax.rollout import Trajectories
 from ragen_jax.training.checkpoints import (
     CheckpointError,
@@ -64,6 +67,23 @@ from ragen_jax.training.warm_start import Dialogues, Phase, imitate, merge_dialo
 _DIAGNOSE = 7  # address of the diagnosis's random numbers within a step
 
 
+class LostProcess(RuntimeError):
+    """Another process of the run is gone, so this one cannot go on. Ends without waiting for the others."""
+
+    def __init__(self, run_dir: Path, error: Exception) -> None:
+        # Read by name: Orbax would wait for the process that is gone.
+        whole = [int(p.name) for p in (run_dir / "checkpoints").glob("*") if p.name.isdigit()]
+        step = max(whole, default=None)
+        remedy = (
+            "start it anew" if step is None else f"go on from step {step}: ragen-jax train --resume {run_dir}"
+        )
+        words = " ".join(str(error).split())[:200]
+        super().__init__(
+            f"process {jax.process_index()} of {jax.process_count()}: another process of the run is gone ({words}); "
+            f"end what is left of the run on every host and {remedy}"
+        )
+
+
 @dataclass(frozen=True)
 class RunResult:
     """What a run leaves: its directory, the summary (also in summary.json), and why it stopped if it did early."""
@@ -88,8 +108,10 @@ def resumed_config(run_dir: Path, overrides: list[str]) -> Config:
     """A run's configuration with the few overrides that leave what was trained so far as it is."""
     for item in overrides:
         name = item.partition("=")[0]
-        if name not in _MAY_CHANGE:
-            remedy = f"cannot change in a resumed run; only {', '.join(_MAY_CHANGE)} can"
+        if name not in _MAY_CHANGE and not name.startswith("parallel."):
+            remedy = (
+                f"cannot change in a resumed run; only {', '.join(_MAY_CHANGE)} and the mesh (parallel) can"
+            )
             raise ConfigError(name, item.partition("=")[2], remedy)
     return with_overrides(read_run_config(run_dir), overrides)
 
@@ -192,29 +214,40 @@ def train(
     """Runs or resumes a training run.
 
     A resumed run continues from its newest checkpoint and equals, bit for bit on one mesh, a run that was never
-    interrupted. SIGINT or SIGTERM ends the run after the step in hand, with a checkpoint.
+    interrupted. SIGINT or SIGTERM, in any process, ends the run after the step in hand, with a checkpoint.
 
-    Raises ValueError (ConfigError and its kin) before any long work; nothing that exists is changed then.
+    With several processes all must call this alike; files are written by the first. Raises ValueError (ConfigError and
+    its kin) before any long work; nothing that exists is changed then. Raises LostProcess when another process is gone.
     """
-    console = console or Console()
+    console = (console or Console()) if is_first() else Console(quiet=True)
     if resume is not None:
         run_dir, config = resume, config or read_run_config(resume)
     elif config is None:
         raise ConfigError("config", None, "give a configuration, or a run to resume")
     else:
-        run_dir = _check_new(config)
+        run_dir = Path(config.run.dir) / config.run.name
+    check_same(
+        {name: str(section) for name, section in config_to_dict(config).items()} | {"--resume": str(run_dir)}
+    )
+    if resume is None:
+        on_first(partial(_check_new, config))
     check_loggers(wandb=config.run.wandb)
     setup = build(config, run_dir=resume)
     begun = resume is not None and latest_step(run_dir) is not None
     with console.status("playing the baselines and the teacher"):
         preparation = None if begun else _prepare(setup)
     if resume is None:
-        _make_run_dir(run_dir, setup)
+        on_first(partial(_make_run_dir, run_dir, setup))
     warning = off_policy_warning(config)
     if warning:
         console.print(f"Warning: {warning}")
     with _progress(console) as progress, _interruptible() as interrupted:
-        return _Run(setup, run_dir, progress).go(preparation, interrupted)
+        try:
+            return _Run(setup, run_dir, progress).go(preparation, interrupted)
+        except jax.errors.JaxRuntimeError as error:
+            if not several():
+                raise
+            raise LostProcess(run_dir, error) from error
 
 
 class _Run:
@@ -226,17 +259,26 @@ class _Run:
         self.lora = setup.config.model.lora
         self.base = setup.params if self.lora is not None else None
         self.reference: Params | None = None
+        self.groups: JsonLines | Silent = Silent()
         self.started = time.monotonic()
         self.key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 1)
 
     # -- start -------------------------------------------------------------------------------------------------------
-    def _fresh(self, params: Params) -> RunState:
-        algorithm = self.config.algorithm
-        key = jax.random.fold_in(self.key, 2**31 - 1)
+    def _make_state(self, params: Params, key: jax.Array) -> RunState:
+        critic = self.config.algorithm.uses_critic
         state = init_state(
-            self.setup.model, params, self.config.optim, lora=self.lora, critic=algorithm.uses_critic, key=key
+            self.setup.model, params, self.config.optim, lora=self.lora, critic=critic, key=key
         )
         return RunState(state, empty_ema(self.setup.diagnosis_spec.families))
+
+    def _fresh(self, params: Params) -> RunState:
+        key = self.setup.everywhere(jax.random.fold_in(self.key, 2**31 - 1))
+        return laid_out(self._make_state, self.setup.model, params, key)  # type: ignore[no-any-return]
+
+    def _like(self) -> RunState:
+        """What a checkpoint holds: shapes, and where each array is to lie."""
+        shapes = jax.eval_shape(self._make_state, self.setup.params, self.key)
+        return abstract(shapes, self.setup.model)  # type: ignore[no-any-return]
 
     def _keep_reference(self, params: Params | None) -> None:
         """The KL term's reference: the policy before RL. `params` None: read back what was kept."""
@@ -254,29 +296,39 @@ class _Run:
         """The whole run; `preparation` None: from the newest checkpoint."""
         state, host = None, HostState()
         if preparation is None:
-            state, host = self.checkpoints.restore(self._fresh(self.setup.params))
+            state, host = self.checkpoints.restore(self._like())
             self._keep_reference(None)
-            write_atomically(self.run_dir / "config.yaml", config_to_yaml(self.config))
+            if is_first():
+                write_atomically(self.run_dir / "config.yaml", config_to_yaml(self.config))
         resume_step = None if state is None else host.step
-        writer = MetricsWriter(
-            self.run_dir, tensorboard=self.config.run.tensorboard, wandb=self.config.run.wandb,
-            config=config_to_dict(self.config), name=self.config.run.name, resume_step=resume_step,
-        )  # fmt: skip
-        self.groups = JsonLines(self.run_dir / "groups.jsonl", resume_step)
+        writer: MetricsWriter | Silent = Silent()
+        if is_first():
+            writer = MetricsWriter(
+                self.run_dir, tensorboard=self.config.run.tensorboard, wandb=self.config.run.wandb,
+                config=config_to_dict(self.config), name=self.config.run.name, resume_step=resume_step,
+            )  # fmt: skip
+            self.groups = JsonLines(self.run_dir / "groups.jsonl", resume_step)
         self.started -= writer.seconds
         try:
             if preparation is not None:
                 state = self._begin(preparation, writer)
             assert state is not None
             stopped = self._loop(state, host, writer, interrupted)
+        except jax.errors.JaxRuntimeError:
+            if not several():  # else closing would wait for a process that is gone
+                self.checkpoints.close()
+            raise
+        except BaseException:
+            self.checkpoints.close()
+            raise
         finally:
             writer.close()
             self.groups.close()
-            self.checkpoints.close()
-        return RunResult(self.run_dir, self._summary(stopped), stopped)
+        self.checkpoints.close()
+        return RunResult(self.run_dir, self._summary(stopped, host), stopped)
 
-    def _begin(self, preparation: _Preparation, writer: MetricsWriter) -> RunState:
-        if preparation.baselines:
+    def _begin(self, preparation: _Preparation, writer: MetricsWriter | Silent) -> RunState:
+        if preparation.baselines and is_first():
             write_atomically(self.run_dir / "baselines.json", json.dumps(preparation.baselines, indent=1))
         params, loss = self.setup.params, None
         if preparation.phases:
@@ -287,16 +339,22 @@ class _Run:
         if loss is not None:
             metrics["warm_start/loss"] = loss
         writer.write(0, {"time": time.monotonic() - self.started, **metrics})
-        self.checkpoints.save(state, HostState())
+        self._save(state, HostState())
         return state
+
+    def _save(self, state: RunState, host: HostState) -> None:
+        """Starts a checkpoint; one that cannot be written is reported, and training goes on."""
+        problem = self.checkpoints.save(state, host)
+        if problem:
+            self._say(f"step {host.step}: {problem}")
 
     # -- one step ----------------------------------------------------------------------------------------------------
     def _loop(
-        self, state: RunState, host: HostState, writer: MetricsWriter, interrupted: _Interrupted
+        self, state: RunState, host: HostState, writer: MetricsWriter | Silent, interrupted: _Interrupted
     ) -> str | None:
         config, total = self.config, self.config.training.total_training_steps
         task = self.progress.add_task("training", total=total, completed=host.step, note="")
-        stopped = "interrupted" if interrupted.flag else None
+        stopped = "interrupted" if anyone(interrupted.flag) else None
         while host.step < total and stopped is None:
             step = host.step + 1
             state, metrics = self._step(state, host, step)
@@ -308,18 +366,20 @@ class _Run:
             last = step == total or stopped is not None
             if last and not due:
                 metrics |= self._evaluate(state, step)
-            if interrupted.flag and stopped is None:
+            if anyone(interrupted.flag) and stopped is None:
                 stopped = "interrupted"
             writer.write(step, {"time": time.monotonic() - self.started, **metrics})
             if last or stopped or (config.run.save_freq and step % config.run.save_freq == 0):
-                self.checkpoints.save(state, host)
+                self._save(state, host)
             self.progress.update(task, completed=step, note=self._note(metrics))
-        self.checkpoints.wait()
+        problem = self.checkpoints.wait()
+        if problem:
+            self._say(f"step {host.step}: {problem}")
         return stopped
 
     def _step(self, state: RunState, host: HostState, step: int) -> tuple[RunState, dict[str, float]]:
         setup, config = self.setup, self.config
-        key = jax.random.fold_in(self.key, step)
+        key = setup.everywhere(jax.random.fold_in(self.key, step))
         temperature = config.rollout.temperature
         clock = _Clock()
         batch = self._collect(state, key, step)
@@ -381,8 +441,9 @@ class _Run:
         everything, metrics, groups = [], [], []
         for number in range(section.max_num_gen_batches):
             ids = jnp.arange(section.env_groups) + number * section.env_groups
+            levels, ids = setup.everywhere((draw_levels(setup, step, number), ids))
             more = rollout_program(
-                state.train.trainable, self.base, setup.train, setup.stops, key, draw_levels(setup, step, number),
+                state.train.trainable, self.base, *setup.tables("train"), key, levels,
                 section.temperature, ids, spec=setup.rollout_spec, group_size=section.group_size, lora=self.lora,
                 objective=self.config.algorithm,
             )  # fmt: skip
@@ -461,7 +522,8 @@ class _Run:
                     n for n, ok in (("reward", reward[row]), ("logprob", logprob[row])) if not ok
                 ]
             kept += records
-        write_records(self.run_dir, kept)
+        if is_first():
+            write_records(self.run_dir, kept)
 
     def _keep_broken(self, traj: Any, rows: np.ndarray, step: int, steps: int) -> None:
         """Keeps the episodes of microbatches whose gradient was not finite, at most `rollouts_kept`, and says so."""
@@ -471,7 +533,8 @@ class _Run:
             records = episode_records(
                 traj, self.setup.env, self.setup.train, chosen, step=step, split="gradient"
             )
-            note += f"; {write_records(self.run_dir, records).name} has the episodes"
+            if is_first():
+                note += f"; {write_records(self.run_dir, records).name} has the episodes"
         self._say(note)
 
     def _say(self, text: str) -> None:
@@ -487,7 +550,9 @@ class _Run:
         return "  ".join(parts)
 
     # -- end ---------------------------------------------------------------------------------------------------------
-    def _summary(self, stopped: str | None) -> dict[str, Any]:
+    def _summary(self, stopped: str | None, host: HostState) -> dict[str, Any]:
+        if not is_first():
+            return {"steps": host.step, "stopped": stopped}
         summary = summarise(self.run_dir, self.setup.env.tag) | {"stopped": stopped}
         write_atomically(self.run_dir / "summary.json", json.dumps(summary, indent=1))
         return summary
@@ -559,4 +624,4 @@ def _progress(console: Console) -> Progress:
     )  # fmt: skip
 
 
-__all__ = ["CheckpointError", "RunResult", "read_run_config", "resumed_config", "train"]
+__all__ = ["CheckpointError", "LostProcess", "RunResult", "read_run_config", "resumed_config", "train"]

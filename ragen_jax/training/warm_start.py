@@ -18,8 +18,9 @@ from envs_jax.core import Tokenizer
 from envs_jax.errors import ConfigError
 from envs_jax.text.phrases import join
 from envs_jax.turn import TurnEnv, TurnParams, TurnState
-from ragen_jax.models import ModelConfig, Params, forward, unembedding
-from ragen_jax.scoring import token_logprobs
+from ragen_jax.models import ModelConfig, Params, forward
+from ragen_jax.rl.layout import laid_out, stored
+from ragen_jax.scoring import policy_logprobs
 
 Speaker = Callable[[TurnState, Array], list[str]]
 _LENGTHS = 4  # lengths at which batches are compiled
@@ -145,16 +146,19 @@ def _sft_step(
 ) -> tuple[Params, Any, Array]:
     def loss(params: Params) -> Array:
         hidden = forward(params, cfg, tokens)[:, :-1]
-        logprob, _ = token_logprobs(
-            hidden.reshape(-1, hidden.shape[-1]), unembedding(params, cfg), tokens[:, 1:].reshape(-1),
+        logprob, _ = policy_logprobs(
+            params,
+            cfg,
+            hidden.reshape(-1, hidden.shape[-1]),
+            tokens[:, 1:].reshape(-1),
             valid_vocab=valid_vocab,
-        )  # fmt: skip
+        )
         mask = sampled[:, 1:].reshape(-1)
         return -jnp.sum(jnp.where(mask, logprob, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
     value, grad = jax.value_and_grad(loss)(params)
-    changes, opt_state = optimiser.update(grad, opt_state, params)
-    return optax.apply_updates(params, changes), opt_state, value
+    changes, opt_state = optimiser.update(stored(grad, cfg), opt_state, params)
+    return *stored((optax.apply_updates(params, changes), opt_state), cfg), value
 
 
 def imitate(
@@ -177,7 +181,7 @@ def imitate(
     optimiser = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, 0.9, 0.98, weight_decay=0.01)
     )
-    opt_state = optimiser.init(params)
+    opt_state = laid_out(optimiser.init, cfg, params)
     for number, phase in enumerate(phases):
         seen = phase.dialogues
         batches = _batches(seen, phase.batch_size, np.random.default_rng((seed, number)))

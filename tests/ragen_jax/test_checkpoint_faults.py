@@ -1,0 +1,124 @@
+"""Checkpoints against kills at any moment and against a full disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# One process that forks before JAX starts any thread: each child saves step after step until it is killed.
+SAVER = """
+import os, signal, sys, time
+from pathlib import Path
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint
+import optax
+from ragen_jax.rl import TrainState
+from ragen_jax.training.checkpoints import Checkpoints, HostState, RunState
+
+folder, delays = Path(sys.argv[1]), [float(x) for x in sys.argv[2:]]
+
+def state(step):
+    trainable = {"policy": {"layers": {"q": jnp.full((64, 512), step, jnp.float32)}}}
+    return RunState(TrainState(trainable, optax.adam(1e-3).init(trainable), jnp.int32(step), jnp.int32(0)), {})
+
+def save_on():
+    checkpoints = Checkpoints(folder, keep=2)
+    newest = checkpoints.latest()
+    if newest is None:
+        step = 0
+    else:
+        restored, host = checkpoints.restore(state(0))
+        assert host.step == newest and int(restored.train.updates) == newest
+        assert (restored.train.trainable["policy"]["layers"]["q"] == newest).all()
+        step = newest
+    (folder / "begun").write_text(str(newest if newest is not None else -1))
+    while True:
+        step += 1
+        assert checkpoints.save(state(step), HostState(step=step)) is None
+        checkpoints.wait()
+        (folder / "done.part").write_text(str(step))
+        os.replace(folder / "done.part", folder / "done")
+
+for delay in delays:
+    (folder / "begun").unlink(missing_ok=True)
+    done = int((folder / "done").read_text()) if (folder / "done").exists() else -1
+    child = os.fork()
+    if child == 0:
+        try:
+            save_on()
+        finally:
+            os._exit(1)
+    while not (folder / "begun").exists():
+        assert os.waitpid(child, os.WNOHANG)[0] == 0, "the saver ended by itself"
+        time.sleep(0.01)
+    found = int((folder / "begun").read_text())
+    assert found in (done, done + 1), (found, done)  # at most the step in flight is lost
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+print("last", (folder / "done").read_text())
+"""
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_twenty_kills_lose_at_most_the_step_in_flight(tmp_path):
+    rng = random.Random(0)
+    delays = [f"{rng.uniform(0.05, 1.0):.3f}" for _ in range(20)]
+    done = subprocess.run(
+        [sys.executable, "-c", SAVER, str(tmp_path), *delays], env=environment(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) >= 20
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+import jax.numpy as jnp
+from ragen_jax.rl import TrainState
+from ragen_jax.training.checkpoints import Checkpoints, HostState, RunState
+
+def state(step):
+    trainable = {"policy": jnp.arange(2**20, dtype=jnp.float32) + step}
+    return RunState(TrainState(trainable, (), jnp.int32(step), jnp.int32(0)), {})
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+checkpoints = Checkpoints(Path(sys.argv[1]))
+problems = [checkpoints.save(state(1), HostState(step=1)), checkpoints.wait()]
+assert problems == [None, None], problems
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, resource.RLIM_INFINITY))
+problems = [checkpoints.save(state(2), HostState(step=2)), checkpoints.wait()]
+said = next(p for p in problems if p)
+assert "could not be written" in said and "resume from step 1" in said, said
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+problems = [checkpoints.save(state(3), HostState(step=3)), checkpoints.wait()]
+assert problems == [None, None], problems
+restored, host = checkpoints.restore(state(0))
+assert host.step == 3 and restored.train.trainable["policy"][0] == 3
+checkpoints.close()
+print("went on")
+"""
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_next_one_is(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "went on"

@@ -1,0 +1,35 @@
+"""The whole iteration on eight simulated devices equals one device's, whatever the mesh."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def on_eight_devices(*arguments: str) -> str:
+    """Output of mesh_iteration.py in a process with eight CPU devices."""
+    here = Path(__file__).parent
+    env = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])]),
+    }
+    command = [sys.executable, str(here / "mesh_iteration.py"), *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_cross_scoring_moves_no_keys():
+    assert "cross-scoring moves no keys" in on_eight_devices("cross")
+
+
+@pytest.mark.slow
+def test_an_iteration_on_any_mesh_equals_one_device():
+    """Ids exactly, losses and first moments to 1e-5; one compilation a program."""
+    meshes = ["8x1x1", "2x4x1", "2x2x2", "1x1x8"]
+    assert on_eight_devices(*meshes).split("\n")[:-1] == [f"{mesh} equal" for mesh in meshes]
