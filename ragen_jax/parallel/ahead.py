@@ -187,10 +187,10 @@ class Job:
         prompt, response, observation = work.slots
         tokenizer = SizedTokenizer(model.vocab_size)
         self.env, tables = envs_jax.make(
-            "FrozenLake", tokenizer, style="brief", size=4, num_levels=8, max_turns=work.turns,  # type: ignore[arg-type]
+            "FrozenLake", tokenizer, style="brief", size=4, num_levels=8, max_turns=work.turns,
             max_response_tokens=response, prompt_capacity=prompt, obs_capacity=observation,
         )  # fmt: skip
-        self.tables, self.stops = self._whole((tables, make_stop_table(tokenizer)))  # type: ignore[arg-type]
+        self.tables, self.stops = self._whole((tables, make_stop_table(tokenizer)))
         self.key = self._whole(jax.eval_shape(lambda: jax.random.key(0)))
         objective = Objective(adv_estimator="gae" if work.critic else "grpo", use_kl_loss=work.reference)
         self.rollout_spec = RolloutSpec(self.model, self.env, model.vocab_size)

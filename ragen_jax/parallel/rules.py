@@ -107,9 +107,9 @@ def check_rules(rules: ShardingRules, sizes: Mapping[str, int], model: _Model, w
             "parallel.tensor", ways("heads"),
             f"{kv} key-value heads cannot be copied evenly to as many devices; use a divisor or a multiple of {kv}",
         )  # fmt: skip
-    for weight, (shape, axes) in weights.items():
+    for weight, (shape, logical_axes) in weights.items():
         taken: dict[str, str] = {}
-        for size, logical in zip(shape, axes, strict=True):
+        for size, logical in zip(shape, logical_axes, strict=True):
             for axis in _known(rules).get(logical or "", ()):
                 if axis in taken:
                     raise ConfigError(

@@ -19,9 +19,9 @@ def logical_axes(path: tuple[Any, ...], ndim: int, cfg: ModelConfig) -> tuple[st
     """
     names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
     specs = weight_specs(cfg)
-    if spec := specs.get(tuple(names[-2:])):  # type: ignore[call-overload]
+    if spec := specs.get(tuple(names[-2:])):
         axes: tuple[str | None, ...] = spec.axes
-    elif names[-1:] in (["a"], ["b"]) and (spec := specs.get(tuple(names[-3:-1]))):  # type: ignore[call-overload]
+    elif names[-1:] in (["a"], ["b"]) and (spec := specs.get(tuple(names[-3:-1]))):
         axes = (spec.axes[0], None) if names[-1] == "a" else (None, spec.axes[1])
     else:
         return ()

@@ -122,7 +122,7 @@ def diagnose(
         )  # fmt: skip
         metrics |= {f"{FAMILIES[family]}/{name}": value for name, value in values.items()}
         samples[family] = (sample, scores)
-    return whole_everywhere((metrics | thinking_metrics(traj, valid), new_ema, samples), spec.model)  # type: ignore[no-any-return]
+    return whole_everywhere((metrics | thinking_metrics(traj, valid), new_ema, samples), spec.model)
 
 
 def thinking_metrics(traj: Trajectories, valid: Bool[Array, "B T"]) -> dict[str, Float[Array, ""]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -77,7 +78,7 @@ class Setup:
 
     @cached_property
     def _tables(self) -> tuple[Any, Any, StopTable]:
-        return self.everywhere((self.train, self.eval, self.stops))  # type: ignore[no-any-return]
+        return self.everywhere((self.train, self.eval, self.stops))
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,14 @@ from ragen_jax.training.diagnosis import FAMILIES, empty_ema
 from ragen_jax.training.early_stop import early_stop
 from ragen_jax.training.evaluation import baselines, evaluate
 from ragen_jax.training.gradients import analyse, as_metrics
-from ragen_jax.training.metrics import JsonLines, MetricsWriter, check_loggers, merge, write_atomically
+from ragen_jax.training.metrics import (
+    JsonLines,
+    MetricsWriter,
+    Silent,
+    check_loggers,
+    merge,
+    write_atomically,
+)
 from ragen_jax.training.programs import (
     diagnosis_program,
     entropy_program,
@@ -273,12 +280,12 @@ class _Run:
 
     def _fresh(self, params: Params) -> RunState:
         key = self.setup.everywhere(jax.random.fold_in(self.key, 2**31 - 1))
-        return laid_out(self._make_state, self.setup.model, params, key)  # type: ignore[no-any-return]
+        return laid_out(self._make_state, self.setup.model, params, key)
 
     def _like(self) -> RunState:
         """What a checkpoint holds: shapes, and where each array is to lie."""
         shapes = jax.eval_shape(self._make_state, self.setup.params, self.key)
-        return abstract(shapes, self.setup.model)  # type: ignore[no-any-return]
+        return abstract(shapes, self.setup.model)
 
     def _keep_reference(self, params: Params | None) -> None:
         """The KL term's reference: the policy before RL. `params` None: read back what was kept."""

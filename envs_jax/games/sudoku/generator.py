@@ -72,7 +72,7 @@ def _search(key: Array, box: int) -> tuple[Int[Array, " S"], Bool[Array, ""]]:
         ahead = jnp.where(found, 1, -1).astype(jnp.int32)
         return number + one, cell + ahead, grid.at[cell].set(digit), tried, used.at[mine].add(bit)
 
-    start: tuple[Array, ...] = (
+    start: Search = (
         jnp.int32(0),
         jnp.int32(0),
         jnp.full(n * n, -1, jnp.int32),
