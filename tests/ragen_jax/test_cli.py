@@ -75,7 +75,7 @@ def test_help_says_something_of_everything(capsys: Capture) -> None:
         assert f"ragen-jax {' '.join(words)}".strip() in capsys.readouterr().out
         return count
 
-    assert walk(cli._parser(), []) == 1 + 8 + 6
+    assert walk(cli._parser(), []) == 1 + 9 + 6
 
 
 def test_overrides_are_told_from_options() -> None:

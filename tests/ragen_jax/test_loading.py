@@ -122,7 +122,7 @@ from ragen_jax.models.hf import read_folder
 from ragen_jax.models.weights import assemble, named_tensors
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("fsdp", "tensor"))
-RULES = {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": "fsdp"}
+RULES = {"vocab": "tensor", "heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": "fsdp", "norm": "fsdp"}
 QWEN2 = type(QWEN2)(**{**vars(QWEN2), "vocab_size": 294, "head_dim": 16})
 
 def rule(path):
