@@ -34,6 +34,9 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.installed-parity: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable '.[dev,parity]'
 	@touch $@ $(VENV)/.installed-dev $(VENV)/.installed
+$(VENV)/.installed-tpu-compile: pyproject.toml constraints.txt | $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[dev,tpu-compile]'
+	@touch $@
 
 quickstart: $(VENV)/.installed  ## train a policy from scratch in minutes, and write its report
 	$(BIN)/ragen-jax train --config configs/quickstart.yaml --run.name $(RUN)
@@ -56,7 +59,7 @@ pytest: $(VENV)/.installed-dev  ## the fast tests alone
 parity: $(VENV)/.installed-parity  ## comparisons with torch, transformers, gymnasium, gym-sokoban and jumanji
 	$(PYTEST) -m 'parity and not slow'
 
-slow: $(VENV)/.installed-dev  ## tests that take over 20 s, parity among them where its packages are there
+slow: $(VENV)/.installed-tpu-compile  ## tests that take over 20 s, parity among them where its packages are there
 	$(PYTEST) -m slow
 
 smoke: $(VENV)/.installed-dev  ## a few files of tests, for another Python: make smoke PYTHON=python3.12 VENV=.venv-3.12
