@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 from envs_jax.errors import ConfigError
@@ -30,10 +31,16 @@ def builder(name: str, data_dir: str | None) -> Any:
 
 
 def prepare(name: str, manual_dir: str, data_dir: str | None = None, on_bad_row: str = "refuse") -> Any:
-    """Builds data set `name` from the published files in `manual_dir`, unless it was built before."""
+    """Builds data set `name` from the published files in `manual_dir`, unless it was built before.
+
+    Raises FileNotFoundError, with what to put there, where `manual_dir` is missing or empty.
+    """
     import tensorflow_datasets as tfds
 
     made = builder(name, data_dir)
+    folder = Path(manual_dir)
+    if not folder.is_dir() or not any(folder.iterdir()):
+        raise FileNotFoundError(f"{folder} is missing or empty. {made.MANUAL_DOWNLOAD_INSTRUCTIONS}")
     made.on_bad_row = on_bad_row
     made.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=manual_dir))
     return made
