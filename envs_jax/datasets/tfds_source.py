@@ -17,6 +17,8 @@ BUILDERS = {
     "metamathqa": "envs_jax.datasets.metamathqa_tfds:MetaMathQA",
     "countdown": "envs_jax.datasets.countdown_tfds:CountdownTasks",
     "deepcoder": "envs_jax.datasets.deepcoder_tfds:DeepCoder",
+    "hotpotqa": "envs_jax.datasets.hotpotqa_tfds:HotpotQAParagraphs",
+    "webshop": "envs_jax.datasets.webshop_tfds:WebShopGoals",
 }
 
 

@@ -159,7 +159,19 @@ class Placement:
 
     def sharding(self, axes: Axes = (), *, gathered: bool = False) -> NamedSharding:
         """Of an array with these logical axes; none: a copy on every device."""
-        return NamedSharding(self.mesh, self.rules.spec(axes, gathered=gathered))
+        return NamedSharding(self.mesh, self.spec(axes, gathered=gathered))
+
+    def spec(self, axes: Axes, *, gathered: bool = False) -> PartitionSpec:
+        """The rules' spec without mesh axes of size 1, as XLA gives it back: one layout has one name, one program."""
+        parts: list[str | tuple[str, ...] | None] = []
+        for part in self.rules.spec(axes, gathered=gathered):
+            names = tuple(
+                n for n in ((part,) if isinstance(part, str) else part or ()) if self.mesh.shape[n] > 1
+            )
+            parts.append(names[0] if len(names) == 1 else names or None)
+        while parts and parts[-1] is None:
+            parts.pop()
+        return PartitionSpec(*parts)
 
     def constrain(self, x: Array, axes: Axes, *, gathered: bool = False) -> Array:
         """x with its layout fixed; a dimension that its axes do not divide stays whole.
@@ -167,7 +179,7 @@ class Placement:
         Inside `jax.shard_map`, where rows are split by hand, by the other axes alone.
         """
         fitting = [a if a and n % self.ways(a) == 0 else None for n, a in zip(x.shape, axes, strict=False)]
-        spec = self.rules.spec(fitting, gathered=gathered)
+        spec = self.spec(fitting, gathered=gathered)
         manual = manual_axes()
         if not manual:
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
