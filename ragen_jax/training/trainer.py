@@ -435,10 +435,9 @@ class _Run:
             self._keep_nonfinite(batch.all, step)
         if config.run.rollout_freq and (step == 1 or step % config.run.rollout_freq == 0):
             rows = first_rows(setup.env, traj, config.run.rollouts_kept)
-            write_records(
-                self.run_dir,
-                episode_records(traj, setup.env, setup.train, rows, step=step, split="train", keep=kept),
-            )
+            records = episode_records(traj, setup.env, setup.train, rows, step=step, split="train", keep=kept)
+            if is_first():
+                write_records(self.run_dir, records)
         return state, metrics
 
     def _collect(self, state: RunState, key: jax.Array, step: int) -> _Batch:
@@ -510,7 +509,8 @@ class _Run:
         for part, traj in result.episodes:
             rows = first_rows(part.env, traj, each)
             records += episode_records(traj, part.env, part.eval, rows, step=step, split="eval")
-        write_records(self.run_dir, records)
+        if is_first():
+            write_records(self.run_dir, records)
         return result.metrics | {"timing_s/eval": time.monotonic() - begun}
 
     def _keep_nonfinite(self, batches: list[Any], step: int) -> None:

@@ -34,15 +34,18 @@ def sudoku(rng: random.Random, state: str) -> str:
 
 
 # Answers by tag, for those whose actions are neither a fixed set of names nor words of the state's text.
+def shop(rng: random.Random, state: str) -> str:
+    return rng.choice([f"search[{word(rng, state)}]", "click[buy now]", "click[next >]"])
+
+
 ANSWERS: dict[str, Callable[[random.Random, str], str]] = {
     "SimpleSudoku": sudoku,
     "MediumSudoku": sudoku,
     "Countdown": lambda rng, state: "+".join(re.findall(r"\d+", state)[: rng.randint(1, 4)]),
     "MetaMathQA": lambda rng, state: str(rng.randint(0, 20)),
     "SearchQA": lambda rng, state: f"{rng.choice(['search', 'search', 'finish'])}[{word(rng, state)}]",
-    "WebShop": lambda rng, state: rng.choice(
-        [f"search[{word(rng, state)}]", "click[buy now]", "click[next >]"]
-    ),
+    "WebShop": shop,
+    "WebShopFull": shop,
     "DeepCoder": lambda rng, state: "print(1)",
 }
 
