@@ -13,7 +13,7 @@ SMOKE := tests/envs_jax/test_bandit.py tests/envs_jax/test_text.py tests/ragen_j
   tests/ragen_jax/test_scoring_logprobs.py tests/ragen_jax/test_update.py tests/ragen_jax/test_trainer.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format pytest parity slow smoke ci-slow docs clean
+.PHONY: help quickstart test check format pytest parity slow pods smoke ci-slow docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,16 +54,19 @@ format: $(VENV)/.installed-dev  ## put the whole tree in its canonical form
 	$(BIN)/ruff format .
 
 pytest: $(VENV)/.installed-dev  ## the fast tests alone
-	$(PYTEST) -m 'not slow and not parity' -n $(WORKERS) --dist loadfile
+	$(PYTEST) -m 'not slow and not parity and not pods' -n $(WORKERS) --dist loadfile
 
 parity: $(VENV)/.installed-parity  ## comparisons with torch, transformers, gymnasium, gym-sokoban and jumanji
-	$(PYTEST) -m 'parity and not slow'
+	$(PYTEST) -m 'parity and not slow and not pods'
 
-slow: $(VENV)/.installed-tpu-compile  ## tests that take over 20 s, parity among them where its packages are there
+slow: $(VENV)/.installed-dev  ## tests that take over 20 s, parity among them where its packages are there
 	$(PYTEST) -m slow
 
+pods: $(VENV)/.installed-tpu-compile  ## compile the paper's batch for TPU pods; many minutes
+	$(PYTEST) -m pods
+
 smoke: $(VENV)/.installed-dev  ## a few files of tests, for another Python: make smoke PYTHON=python3.12 VENV=.venv-3.12
-	$(PYTEST) -m 'not slow and not parity' -n $(WORKERS) --dist loadfile $(SMOKE)
+	$(PYTEST) -m 'not slow and not parity and not pods' -n $(WORKERS) --dist loadfile $(SMOKE)
 
 ci-slow: parity slow  ## what .ci/run adds to make test, apart from the other Python
 

@@ -75,8 +75,7 @@ def test_floor_is_two_flops_a_weight_and_token():
     assert ahead._forward_flops(model, 0, 0, heads=10) == 2 * model.vocab_size * model.hidden_size * 10
 
 
-@pytest.mark.parity
-@pytest.mark.slow
+@pytest.mark.pods
 @needs_compiler
 def test_a_small_model_compiles_with_its_memory_and_collectives():
     code, found = compile_for(
@@ -93,8 +92,7 @@ def test_a_small_model_compiles_with_its_memory_and_collectives():
     assert {"all-gather", "all-reduce"} <= set(programs["update"]["collectives"])
 
 
-@pytest.mark.parity
-@pytest.mark.slow
+@pytest.mark.pods
 @needs_compiler
 def test_what_does_not_fit_is_refused_with_the_bytes():
     code, found = compile_for(
@@ -104,8 +102,7 @@ def test_what_does_not_fit_is_refused_with_the_bytes():
     assert not found["programs"][0]["fits"]
 
 
-@pytest.mark.parity
-@pytest.mark.slow
+@pytest.mark.pods
 @needs_compiler
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ def test_flops_are_those_of_matrix_products() -> None:
 
 
 @pytest.mark.slow
-def test_tiny_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiny_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert gpu.main(["--tiny", "--no-torch", "--minutes", "60"]) == 0
     out = capsys.readouterr().out
     for part in (
