@@ -134,9 +134,18 @@ def bi_level_gae_advantages(
     return gae_advantages(rewards, values, mask, gamma=gamma, lam=lam, ends=ends)
 
 
-def whiten(x: Float[Array, "B L"], mask: Bool[Array, "B L"]) -> Float[Array, "B L"]:
-    """Mean 0 and unbiased variance 1 over the masked entries, 0 elsewhere; unchanged in scale if all are equal."""
+def whiten(
+    x: Float[Array, "B L"], mask: Bool[Array, "B L"], like: Float[Array, "B L"] | None = None
+) -> Float[Array, "B L"]:
+    """Mean 0 and unbiased variance 1 over the masked entries, 0 elsewhere; all equal entries become exactly 0.
+
+    `like`: take out the mean and the deviation of these entries instead of x's own.
+    """
+    like = x if like is None else like
+    # Differences from one of the entries: equal ones differ by exactly 0, where their mean is off by rounding.
+    anchor = jnp.max(jnp.where(mask, like, -jnp.inf), initial=-jnp.inf)
+    shifted = jnp.where(mask, like - anchor, 0.0)
     n = jnp.sum(mask)
-    mean = jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(n, 1)
-    var = jnp.sum(jnp.where(mask, jnp.square(x - mean), 0.0)) / jnp.maximum(n - 1, 1)
-    return jnp.where(mask, (x - mean) * jax.lax.rsqrt(var + 1e-8), 0.0)
+    mean = jnp.sum(shifted) / jnp.maximum(n, 1)
+    var = jnp.sum(jnp.where(mask, jnp.square(shifted - mean), 0.0)) / jnp.maximum(n - 1, 1)
+    return jnp.where(mask, (x - anchor - mean) * jax.lax.rsqrt(var + 1e-8), 0.0)

@@ -33,6 +33,7 @@ from ragen_jax.estimators.gradient_snr import (
     sketch,
 )
 from ragen_jax.models import Params, forward
+from ragen_jax.rl.advantages import whiten
 from ragen_jax.rl.credit import batch_advantages, batch_rewards
 from ragen_jax.rl.forward_pass import Scores, score
 from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights
@@ -187,18 +188,10 @@ def _fixed(
         # The whitening's constants are those of the whole groups, as in the update.
         raw, _ = batch_advantages(traj, rewards, scores.value, objective, mask, whitened=False)
         half, _ = batch_advantages(halves, rewards, scores.value, objective, mask, whitened=False)
-        half_advantage = _as_whitened(half, raw, mask)
+        half_advantage = whiten(half, mask, like=raw)
     else:
         half_advantage, _ = batch_advantages(halves, rewards, scores.value, objective, mask)
     return _Fixed(scores.ref, advantage, half_advantage, _row_weights(mask, spec))
-
-
-def _as_whitened(x: Array, like: Array, mask: Array) -> Array:
-    """x with the mean and the deviation of `like` taken out."""
-    n = jnp.maximum(jnp.sum(mask), 1)
-    mean = jnp.sum(jnp.where(mask, like, 0.0)) / n
-    var = jnp.sum(jnp.where(mask, jnp.square(like - mean), 0.0)) / jnp.maximum(n - 1, 1)
-    return jnp.where(mask, (x - mean) * jax.lax.rsqrt(var + 1e-8), 0.0)
 
 
 def _row_weights(mask: Bool[Array, "B L"], spec: UpdateSpec) -> Float[Array, "B L"]:

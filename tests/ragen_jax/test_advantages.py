@@ -24,6 +24,7 @@ from ragen_jax.rl import (
     kl_penalty,
     overlong_penalty,
     rloo_advantages,
+    whiten,
 )
 from ragen_jax.rl.objective import GROUP_RELATIVE, AdvEstimator
 from ragen_jax.rollout import SAMPLED, Trajectories
@@ -91,6 +92,12 @@ def test_sixteen_equal_rewards_have_no_advantage(kind: AdvEstimator) -> None:
     traj = random_trajectories(0, groups=2, members=16, turns=1, rewards=rewards[:, :1])
     advantage, _ = computed(traj, jnp.zeros(traj.tokens.shape), jnp.ones(32, bool), Objective(kind))
     assert not np.any(advantage)
+
+
+def test_whitening_equal_entries_gives_exactly_nothing() -> None:
+    mask = jnp.arange(120).reshape(3, 40) % 3 > 0
+    assert not np.any(whiten(jnp.full((3, 40), 10.9, jnp.float32), mask))
+    assert not np.any(whiten(jnp.full((3, 40), jnp.inf), jnp.zeros((3, 40), bool)))
 
 
 def test_a_turn_without_reward_is_still_a_turn() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
-import jax
 import jax.numpy as jnp
 import pytest
 import yaml
@@ -24,15 +23,10 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache folder for the tests, and JAX's settings as they were afterwards."""
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder for the tests."""
     monkeypatch.setenv("RAGEN_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("COLUMNS", "160")
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    old = {n: getattr(jax.config, n) for n in names}
-    yield
-    for name, value in old.items():
-        jax.config.update(name, value)
 
 
 @pytest.fixture(scope="module")
