@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import envs_jax
+from envs_jax.turn import TurnConfig
 from ragen_jax.training.config import Config, config_to_dict
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -36,8 +37,7 @@ def test_configuration_page_has_every_field() -> None:
     ]
     assert {"Bandit", "FrozenLake", "CoordSokoban"} <= set(tags)
     for tag in tags:
-        env, _ = envs_jax.make(tag, num_levels=2)
-        fields = [*dataclasses.fields(env.env), *dataclasses.fields(env.config)]
+        fields = [*dataclasses.fields(envs_jax.spec(tag).factory), *dataclasses.fields(TurnConfig)]
         assert {f"env.{field.name}" for field in fields} <= listed
 
 
