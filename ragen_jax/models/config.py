@@ -28,10 +28,10 @@ class ModelConfig:
 
     `dtype` is the compute dtype; parameters, norms, rotary angles, softmax and log-probs are always float32.
     `attention` is how attention is computed: "xla"; "cudnn", the fused kernel of NVIDIA GPUs for the training forward,
-    which needs bfloat16; or "pallas", kernels of TPUs for the training forward and, with `scan_layers`, for decoding.
-    On other backends the last two compute what "xla" does.
+    which needs bfloat16; or "pallas", kernels of TPUs for the training forward and, where layers are scanned, for
+    decoding. On other backends the last two compute what "xla" does.
     `scan_layers`: decoding loops over its layers, so that its program is as large as that of one layer, rather than
-    having each layer written out, which on a CPU is faster.
+    having each layer written out, which is faster on a CPU. None: on TPUs alone.
     `placement` says how programs over this model are split over devices; None: one device.
     Raises ValueError, naming the field, when the numbers do not fit each other.
     """
@@ -51,7 +51,7 @@ class ModelConfig:
     max_position_embeddings: int = 4096
     dtype: str = "float32"
     attention: str = "xla"
-    scan_layers: bool = False
+    scan_layers: bool | None = None
     placement: Placement | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +121,11 @@ class ModelConfig:
     def platform(self) -> str:
         """Of the devices that run programs over this model: "cpu", "gpu" or "tpu"."""
         return jax.default_backend() if self.placement is None else self.placement.platform
+
+    @property
+    def stacks_cache(self) -> bool:
+        """Whether decoding loops over its layers, with a cache that stacks them."""
+        return self.platform == "tpu" if self.scan_layers is None else self.scan_layers
 
     @property
     def compute_dtype(self) -> jnp.dtype:

@@ -32,7 +32,7 @@ from ragen_jax.models.transformer import (
 
 def decoding_params(params: Params, cfg: ModelConfig) -> Params:
     """The parameters in the compute dtype and in the form that `extend` takes: layers listed, or stacked."""
-    return gathered(params, cfg) if cfg.scan_layers else unstack(params, cfg)
+    return gathered(params, cfg) if cfg.stacks_cache else unstack(params, cfg)
 
 
 @jax.tree_util.register_dataclass
@@ -59,7 +59,7 @@ Cache = list[KVLayer] | KVStack
 def init_cache(cfg: ModelConfig, batch: int, capacity: int) -> Cache:
     """An empty cache of `capacity` slots per row (a stack may have some more) in the compute dtype."""
     heads = cfg.num_key_value_heads * cfg.kv_copies
-    if cfg.scan_layers:
+    if cfg.stacks_cache:
         shape = (cfg.num_hidden_layers, batch, heads, _stack_capacity(capacity), cfg.head_dim)
         zeros = cfg.constrain(jnp.zeros(shape, cfg.compute_dtype), None, "batch", "heads")
         return KVStack(zeros, zeros)

@@ -88,8 +88,12 @@ class ModelSection:
     intermediate_size: int = 384  # width of the feed-forward layer
     rope_theta: float = 10_000.0  # base of the rotary embedding
     dtype: str = "float32"  # float32 or bfloat16, for computing; masters are float32
-    # attention in training: xla, or cudnn, the fused kernel of NVIDIA GPUs (bfloat16; elsewhere the same as xla)
-    attention: Literal["xla", "cudnn"] = "xla"
+    # xla; cudnn: the fused kernel of NVIDIA GPUs in training (bfloat16); pallas: kernels of TPUs in training (Splash)
+    # and, with scan_layers, in decoding (heads of a multiple of 64); elsewhere both are the same as xla
+    attention: Literal["xla", "cudnn", "pallas"] = "xla"
+    # decode with the layers in a loop, which compiles in a time that their number does not change, rather than written
+    # out one by one, which is faster on a CPU; null: on TPUs alone
+    scan_layers: bool | None = None
     lora: LoraConfig | None = None  # adapters in place of full weights (see below); null: none
 
 
