@@ -325,7 +325,7 @@ def _compile(args: argparse.Namespace, overrides: list[str]) -> int:
         section = ahead.ParallelSection(*shape)
         if shape[2] > model.num_key_value_heads:
             section = replace(section, replicate=("kv_heads",))
-    job = ahead.Job(model, work, section, devices)
+    job = ahead.Job(model, work, section, chip, devices)
     found = []
     for name in names:
         say(f"compiling {name} ...")
