@@ -88,10 +88,10 @@ class Workload:
 class Compiled:
     """What the compiler said about one program; bytes and FLOPs are a chip's.
 
-    `seconds` is the compiler's estimate (see `hlo.cycles`) with every loop run to its bound, and in an update with every
-    row kept and of full length; a loop of scoring whose bound is only known at run time counts once. `flops` and
-    `collectives` count the bodies of all loops once. `floor_flops` are those of the matrix products of the whole batch,
-    all kept, none recomputed.
+    `seconds` is the compiler's estimate (see `hlo.cycles`) with every loop run to its bound, and in an update with
+    every row kept and of full length; a loop of scoring whose bound is only known at run time counts once. `flops` and
+    `collectives` count the bodies of all loops once. `floor_flops` are those of the matrix products of the whole
+    batch, all kept, none recomputed.
     """
 
     name: str
