@@ -119,6 +119,12 @@ def _parser() -> _Parser:
         "--micro", type=int, metavar="N", help="rows of a microbatch (default: data x fsdp)"
     )
     compiled.add_argument(
+        "--attention",
+        default="pallas",
+        choices=("pallas", "xla"),
+        help="as model.attention (default: pallas)",
+    )
+    compiled.add_argument(
         "--grpo", action="store_true", help="no critic and no reference (default: PPO with both)"
     )
     compiled.add_argument("--programs", metavar="A,B", help="some of rollout,scoring,diagnosis,update")
@@ -295,7 +301,7 @@ def _compile(args: argparse.Namespace, overrides: list[str]) -> int:
     from ragen_jax.console import compiled_table
     from ragen_jax.parallel import ahead
 
-    model = ahead.preset(args.model)
+    model = replace(ahead.preset(args.model), attention=args.attention)
     groups, members = _numbers("--batch", args.batch, 2)
     names = ahead.PROGRAMS if args.programs is None else tuple(args.programs.split(","))
     for name in names:
@@ -320,7 +326,7 @@ def _compile(args: argparse.Namespace, overrides: list[str]) -> int:
         section = ahead.ParallelSection(*shape)
         if shape[2] > model.num_key_value_heads:
             section = replace(section, replicate=("kv_heads",))
-    job = ahead.Job(model, work, section, devices)
+    job = ahead.Job(model, work, section, chip, devices)
     found = []
     for name in names:
         say(f"compiling {name} ...")

@@ -70,7 +70,7 @@ def compiled_table(model: str, topology: str, job: Job, chip: Chip, found: list[
         f"{model} on {topology}, data x fsdp x tensor = {' x '.join(str(n) for n in shape.values())}; "
         f"{work.groups} groups x {work.members}, {work.turns} turns, {work.tokens} tokens, microbatches of "
         f"{work.micro_batch_size}; {chip.hbm / GIB:.0f} GiB a chip",
-        "program", "arguments", "outputs", "temporaries", "other state", "total", "fits", "seconds*", "floor s",
+        "program", "arguments", "outputs", "temporaries", "other state", "total", "fits", "seconds", "floor s",
         "collectives*",
     )  # fmt: skip
     for c in found:
@@ -85,8 +85,8 @@ def compiled_table(model: str, topology: str, job: Job, chip: Chip, found: list[
             moves or "none",
         )  # fmt: skip
     table.caption = Text(
-        "GiB and MiB a chip. * one round of each loop whose number of rounds is known at run time only. floor: matrix "
-        "products of the whole batch at the chip's peak."
+        "GiB and MiB a chip. seconds: the compiler's estimate with all loops run to their bounds, without collectives "
+        "and Pallas kernels. floor: matrix products of the whole batch at the chip's peak. * one round of each loop."
     )
     return table
 

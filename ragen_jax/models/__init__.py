@@ -4,20 +4,25 @@ from ragen_jax.models.config import Llama3Rope, ModelConfig, WeightSpec, weight_
 from ragen_jax.models.errors import ModelFileError
 from ragen_jax.models.export import save_adapter, save_pretrained
 from ragen_jax.models.hub import pull
+from ragen_jax.models.incremental import (
+    Cache,
+    KVLayer,
+    KVStack,
+    attend_cache,
+    decoding_params,
+    extend,
+    init_cache,
+    spread_cache,
+)
 from ragen_jax.models.load import load_model
 from ragen_jax.models.lora import LoraConfig, init_lora, merge
 from ragen_jax.models.transformer import (
-    Cache,
-    KVLayer,
     Params,
     abstract_params,
-    attend_cache,
     block,
     embed,
-    extend,
     forward,
     gathered,
-    init_cache,
     init_params,
     rms_norm,
     rope_angles,
@@ -28,6 +33,7 @@ from ragen_jax.models.transformer import (
 __all__ = [
     "Cache",
     "KVLayer",
+    "KVStack",
     "Llama3Rope",
     "LoraConfig",
     "ModelConfig",
@@ -37,6 +43,7 @@ __all__ = [
     "abstract_params",
     "attend_cache",
     "block",
+    "decoding_params",
     "embed",
     "extend",
     "forward",
@@ -51,6 +58,7 @@ __all__ = [
     "rope_angles",
     "save_adapter",
     "save_pretrained",
+    "spread_cache",
     "unembedding",
     "unstack",
     "weight_specs",

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from ragen_jax.models.config import ModelConfig
+
 WHOLE = 1024
 """Up to this length all logits of a row are made at once."""
 BLOCK = 512
@@ -35,3 +37,17 @@ def causal_attention(
         attend = jax.checkpoint(block, static_argnums=(0,))
         parts.append(attend(start, q[:, start:end], k[:, :end], v[:, :end]))
     return jnp.concatenate(parts, axis=1)
+
+
+def training_attention(
+    q: Float[Array, "B L Q H"], k: Float[Array, "B L K H"], v: Float[Array, "B L K H"], cfg: ModelConfig
+) -> Float[Array, "B L Q H"]:
+    """`causal_attention`, by the kernel that `cfg.attention` asks for where the devices are of its kind."""
+    if cfg.attention == "cudnn" and cfg.platform == "gpu":
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    if cfg.attention == "pallas" and cfg.platform == "tpu":
+        from ragen_jax.models.kernels import splash_attention
+
+        axes = ("batch", None, "heads")
+        return cfg.by_device(splash_attention, (q, k, v), (axes, axes, axes), q.shape, axes)
+    return causal_attention(q, k, v)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -25,8 +27,11 @@ class ModelConfig:
     """A decoder of the Llama and Qwen2 family. Field names are those of a Hugging Face config.json.
 
     `dtype` is the compute dtype; parameters, norms, rotary angles, softmax and log-probs are always float32.
-    `attention` is how the training forward attends: "xla", or "cudnn", the fused kernel of NVIDIA GPUs, which
-    needs bfloat16; on other backends "cudnn" computes what "xla" does.
+    `attention` is how attention is computed: "xla"; "cudnn", the fused kernel of NVIDIA GPUs for the training forward,
+    which needs bfloat16; or "pallas", kernels of TPUs for the training forward and, where layers are scanned, for
+    decoding. On other backends the last two compute what "xla" does.
+    `scan_layers`: decoding loops over its layers, so that its program is as large as that of one layer, rather than
+    having each layer written out, which is faster on a CPU. None: on TPUs alone.
     `placement` says how programs over this model are split over devices; None: one device.
     Raises ValueError, naming the field, when the numbers do not fit each other.
     """
@@ -46,6 +51,7 @@ class ModelConfig:
     max_position_embeddings: int = 4096
     dtype: str = "float32"
     attention: str = "xla"
+    scan_layers: bool | None = None
     placement: Placement | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,8 +77,8 @@ class ModelConfig:
             raise ValueError(f"model.head_dim is {self.head_dim}; rotary embeddings need an even number")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"model.dtype is {self.dtype!r}; use 'float32' or 'bfloat16'")
-        if self.attention not in ("xla", "cudnn"):
-            raise ValueError(f"model.attention is {self.attention!r}; use 'xla' or 'cudnn'")
+        if self.attention not in ("xla", "cudnn", "pallas"):
+            raise ValueError(f"model.attention is {self.attention!r}; use 'xla', 'cudnn' or 'pallas'")
         if self.attention == "cudnn" and self.dtype != "bfloat16":
             raise ValueError(
                 f"model.attention is 'cudnn', which needs model.dtype bfloat16, not {self.dtype}"
@@ -80,6 +86,10 @@ class ModelConfig:
         if self.attention == "cudnn" and (self.head_dim % 8 or self.head_dim > 128):
             raise ValueError(
                 f"model.attention is 'cudnn', which needs heads of a multiple of 8 up to 128, not {self.head_dim}"
+            )
+        if self.attention == "pallas" and self.head_dim % 64:
+            raise ValueError(
+                f"model.attention is 'pallas', which needs heads of a multiple of 64, not {self.head_dim}; use 'xla'"
             )
         if self.placement is not None:
             weights = {".".join(path): (spec.shape, spec.axes) for path, spec in weight_specs(self).items()}
@@ -93,6 +103,29 @@ class ModelConfig:
     def constrain(self, x: Array, *axes: str | None, gathered: bool = False) -> Array:
         """x with the layout that the placement gives to these logical axes; x itself on one device."""
         return x if self.placement is None else self.placement.constrain(x, axes, gathered=gathered)
+
+    def by_device(
+        self,
+        kernel: Callable[..., Array],
+        arrays: tuple[Array, ...],
+        axes: tuple[tuple[str | None, ...], ...],
+        out_shape: tuple[int, ...],
+        out_axes: tuple[str | None, ...],
+    ) -> Array:
+        """`kernel(*arrays)`, run by each device on its part of arrays with these logical axes."""
+        if self.placement is None:
+            return kernel(*arrays)
+        return self.placement.by_device(kernel, arrays, axes, out_shape, out_axes)
+
+    @property
+    def platform(self) -> str:
+        """Of the devices that run programs over this model: "cpu", "gpu" or "tpu"."""
+        return jax.default_backend() if self.placement is None else self.placement.platform
+
+    @property
+    def stacks_cache(self) -> bool:
+        """Whether decoding loops over its layers, with a cache that stacks them."""
+        return self.platform == "tpu" if self.scan_layers is None else self.scan_layers
 
     @property
     def compute_dtype(self) -> jnp.dtype:

@@ -10,6 +10,7 @@ def _qwen25(hidden: int, layers: int, heads: int, kv: int, inner: int, *, small:
         vocab_size=151_936 if small else 152_064, hidden_size=hidden, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv, intermediate_size=inner, rope_theta=1e6, rms_norm_eps=1e-6,
         tie_word_embeddings=small, attention_bias=True, max_position_embeddings=32_768, dtype="bfloat16",
+        attention="pallas",
     )  # fmt: skip
 
 
@@ -21,6 +22,7 @@ def _llama3(
         num_key_value_heads=8, intermediate_size=inner, head_dim=head_dim, rope_theta=5e5,
         rope_scaling=Llama3Rope(factor, 1.0, 4.0, 8192), tie_word_embeddings=tied, max_position_embeddings=131_072,
         dtype="bfloat16",
+        attention="pallas",
     )  # fmt: skip
 
 
@@ -29,6 +31,7 @@ def _smollm2(hidden: int, layers: int, heads: int, kv: int, inner: int, theta: f
         vocab_size=49_152, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv, intermediate_size=inner, rope_theta=theta, max_position_embeddings=8192,
         dtype="bfloat16",
+        attention="pallas",
     )  # fmt: skip
 
 
@@ -45,4 +48,4 @@ PRESETS = {
     "smollm2-360m": _smollm2(960, 32, 15, 5, 2560, 1e5),
     "smollm2-1.7b": _smollm2(2048, 24, 32, 32, 8192, 1.3e5),
 }
-"""By the name that `ragen-jax compile --model` takes. Compute dtype bfloat16, as on an accelerator."""
+"""By the name that `ragen-jax compile --model` takes. Compute dtype and attention are those for TPUs."""

@@ -1,14 +1,13 @@
 """The policy network: a Flax description of one block, and pure functions over the parameter pytree.
 
 Parameters are a nested dict. Under "layers" every weight is stacked on a leading layer axis, which is what training
-scans over; `unstack` gives the list form that decoding unrolls (measured faster than a stacked cache inside a scan).
+scans over; `unstack` gives the list form that decoding unrolls by default.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-from ragen_jax.models.attention import causal_attention
+from ragen_jax.models.attention import training_attention
 from ragen_jax.models.config import ModelConfig, WeightSpec, weight_specs
 
 Params = dict[str, Any]
@@ -217,92 +216,12 @@ def forward(
     """
     x = embed(params, cfg, tokens)
     cos, sin = rope_angles(cfg, jnp.arange(tokens.shape[1]))
-    fused = cfg.attention == "cudnn" and jax.default_backend() == "gpu"
-
-    def attend(q: Array, k: Array, v: Array) -> Array:
-        if fused:
-            return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-        return causal_attention(q, k, v)
 
     def body(x: Array, layer: dict[str, Array]) -> tuple[Array, None]:
         b = block(cfg, layer)
         x = checkpoint_name(x, "block_input")
         q, k, v = b.project(x, cos, sin)
-        return b.finish(x, attend(q, k, v)), None
+        return b.finish(x, training_attention(q, k, v, cfg)), None
 
     x, _ = jax.lax.scan(_rematerialised(body, remat), x, params["layers"])
     return rms_norm(x, params["norm"]["weight"], cfg.rms_norm_eps)
-
-
-# -- incremental forward ---------------------------------------------------------------------------------------------
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class KVLayer:
-    """Rotated keys and values of one layer by slot."""
-
-    k: Float[Array, "B S K H"]
-    v: Float[Array, "B S K H"]
-
-
-Cache = list[KVLayer]
-
-
-def init_cache(cfg: ModelConfig, batch: int, capacity: int) -> Cache:
-    """An empty cache of `capacity` slots per row in the compute dtype."""
-    shape = (batch, capacity, cfg.num_key_value_heads * cfg.kv_copies, cfg.head_dim)
-    zeros = cfg.constrain(jnp.zeros(shape, cfg.compute_dtype), "batch", None, "heads")
-    return [KVLayer(zeros, zeros) for _ in range(cfg.num_hidden_layers)]
-
-
-_PREFIXES = 8  # static lengths of the cache that attention may stop at
-
-
-def attend_cache(
-    q: Float[Array, "B C Q H"], layer: KVLayer, last: Int[Array, "B C"], scale: float
-) -> Float[Array, "B C Q H"]:
-    """Attention of each query over the cache slots 0 .. last (inclusive). Softmax in float32.
-
-    Reads the cache up to the first of a few static lengths that covers every row's last slot: a decoded token's cost is
-    that of reading the cache, most of which is empty early in an episode.
-    """
-    capacity = layer.k.shape[1]
-    lengths = sorted({-(-capacity * part // _PREFIXES) for part in range(1, _PREFIXES + 1)})
-    parts = [functools.partial(_attend_prefix, length=length, scale=scale) for length in lengths]
-    used = jnp.minimum(jnp.max(last), capacity - 1)
-    return jax.lax.switch(jnp.searchsorted(jnp.asarray(lengths), used, side="right"), parts, q, layer, last)
-
-
-def _attend_prefix(
-    q: Float[Array, "B C Q H"], layer: KVLayer, last: Int[Array, "B C"], *, length: int, scale: float
-) -> Float[Array, "B C Q H"]:
-    b, c, heads, dim = q.shape
-    kv = layer.k.shape[2]
-    layer = KVLayer(layer.k[:, :length], layer.v[:, :length])
-    q = q.reshape(b, c, kv, heads // kv, dim)
-    logits = jnp.einsum("bckgh,bskh->bkgcs", q, layer.k, preferred_element_type=jnp.float32) * scale
-    visible = jnp.arange(layer.k.shape[1]) <= last[:, None, None, :, None]
-    weights = jax.nn.softmax(jnp.where(visible, logits, -jnp.inf), axis=-1)
-    out = jnp.einsum("bkgcs,bskh->bckgh", weights.astype(layer.v.dtype), layer.v)
-    return out.reshape(b, c, heads, dim)
-
-
-def extend(
-    unstacked: Params, cfg: ModelConfig, tokens: Int[Array, "B C"], start: Int[Array, "B"], cache: Cache
-) -> tuple[Float[Array, "B C D"], Cache]:
-    """Appends C tokens to every row, row b's at slots start[b] .. start[b] + C - 1, and returns their hidden states.
-
-    Slots beyond the capacity are dropped. A caller whose row holds fewer than C real tokens passes the true start next
-    time: the surplus slots are overwritten before anything attends to them.
-    """
-    rows = jnp.arange(tokens.shape[0])[:, None]
-    slots = start[:, None] + jnp.arange(tokens.shape[1])
-    cos, sin = rope_angles(cfg, slots)
-    x = embed(unstacked, cfg, tokens)
-    new_cache = []
-    for layer, kv in zip(unstacked["layers"], cache, strict=True):
-        b = block(cfg, layer)
-        q, k, v = b.project(x, cos, sin)
-        kv = KVLayer(kv.k.at[rows, slots].set(k, mode="drop"), kv.v.at[rows, slots].set(v, mode="drop"))
-        new_cache.append(kv)
-        x = b.finish(x, attend_cache(q, kv, slots, cfg.head_dim**-0.5))
-    return rms_norm(x, unstacked["norm"]["weight"], cfg.rms_norm_eps), new_cache

@@ -23,7 +23,7 @@ from envs_jax.errors import ConfigError, suggestion
 from ragen_jax.models import ModelConfig
 from ragen_jax.models.presets import PRESETS
 from ragen_jax.models.transformer import abstract_params
-from ragen_jax.parallel.hlo import collectives
+from ragen_jax.parallel.hlo import collectives, cycles
 from ragen_jax.parallel.mesh import ParallelSection, make_placement
 from ragen_jax.rl import Objective, OptimConfig, UpdateSpec, init_state
 from ragen_jax.rl.layout import abstract
@@ -38,17 +38,18 @@ PROGRAMS = ("rollout", "scoring", "diagnosis", "update")
 
 @dataclass(frozen=True)
 class Chip:
-    """One chip: memory in bytes, and bfloat16 FLOP/s at its peak (published figures)."""
+    """One chip: memory in bytes, and bfloat16 FLOP/s at its peak (published figures), and the clock that gives them."""
 
     hbm: int
     peak: float
+    clock: float
 
 
 CHIPS = {
-    "v4": Chip(32 * GIB, 275e12),
-    "v5e": Chip(16 * GIB, 197e12),
-    "v5p": Chip(95 * GIB, 459e12),
-    "v6e": Chip(32 * GIB, 918e12),
+    "v4": Chip(32 * GIB, 275e12, 1.05e9),
+    "v5e": Chip(16 * GIB, 197e12, 1.5e9),
+    "v5p": Chip(95 * GIB, 459e12, 1.75e9),
+    "v6e": Chip(32 * GIB, 918e12, 1.75e9),
 }
 
 
@@ -87,8 +88,10 @@ class Workload:
 class Compiled:
     """What the compiler said about one program; bytes and FLOPs are a chip's.
 
-    Loop bodies whose number of rounds is only known at run time are counted once in `flops`, `seconds` and
-    `collectives`. `floor_flops` are those of the matrix products of the whole batch, all kept, none recomputed.
+    `seconds` is the compiler's estimate (see `hlo.cycles`) with every loop run to its bound, and in an update with
+    every row kept and of full length; a loop of scoring whose bound is only known at run time counts once. `flops` and
+    `collectives` count the bodies of all loops once. `floor_flops` are those of the matrix products of the whole
+    batch, all kept, none recomputed.
     """
 
     name: str
@@ -166,8 +169,14 @@ class Job:
     """The programs of one model, workload and mesh, as abstract calls."""
 
     def __init__(
-        self, model: ModelConfig, work: Workload, parallel: ParallelSection, devices: Sequence[Any]
+        self,
+        model: ModelConfig,
+        work: Workload,
+        parallel: ParallelSection,
+        chip: Chip,
+        devices: Sequence[Any],
     ) -> None:
+        self.chip = chip
         self.model = replace(model, placement=make_placement(parallel, devices))
         placement = self.model.placement
         if placement is None:
@@ -322,13 +331,21 @@ class Job:
             took = time.monotonic() - begun
             return Compiled(program, floor_flops=floor, compile_seconds=took, refused=_why(str(error)))
         memory, cost = done.memory_analysis(), done.cost_analysis() or {}
-        arguments = memory.argument_size_in_bytes
+        text, arguments = done.as_text(), memory.argument_size_in_bytes
         return Compiled(
             program, arguments, memory.output_size_in_bytes - memory.alias_size_in_bytes, memory.temp_size_in_bytes,
             other=max(self.resident - arguments, 0), flops=cost.get("flops", 0.0),
-            seconds=max(cost.get("optimal_seconds", 0.0), 0.0), floor_flops=floor,
-            collectives=collectives(done.as_text()), compile_seconds=time.monotonic() - begun,
+            seconds=cycles(text, self._rounds if program == "update" else lambda *_: 1) / self.chip.clock,
+            floor_flops=floor, collectives=collectives(text), compile_seconds=time.monotonic() - begun,
         )  # fmt: skip
+
+    def _rounds(self, contains: bool, within: bool) -> int:
+        """Rounds of an update's loops: of minibatches, of microbatches within one, of those that are only scored."""
+        work = self.work
+        assert work.micro_batch_size is not None
+        if contains:
+            return -(-work.rows // work.mini_batch_size)
+        return (work.mini_batch_size if within else work.rows) // work.micro_batch_size
 
 
 def _shard_bytes(x: Any) -> int:
@@ -375,11 +392,10 @@ def search(
     for section in meshes(model, work, len(devices)):
         rows = section.fsdp
         for micro in (n for n in (rows, 2 * rows, 4 * rows) if work.rows % n == 0):
-            job = Job(model, replace(work, micro_batch_size=micro), section, devices)
+            job = Job(model, replace(work, micro_batch_size=micro), section, chip, devices)
             found = job.compile("update")
-            rounds = work.rows / micro
             fits = found.fits(chip)
-            cost = found.seconds * rounds
+            cost = found.seconds
             say(
                 f"fsdp {section.fsdp} x tensor {section.tensor}, microbatch {micro}: "
                 + (

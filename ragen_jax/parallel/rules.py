@@ -9,7 +9,7 @@ computing, decoding and scoring use.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -178,18 +178,48 @@ class Placement:
 
         Inside `jax.shard_map`, where rows are split by hand, by the other axes alone.
         """
-        fitting = [a if a and n % self.ways(a) == 0 else None for n, a in zip(x.shape, axes, strict=False)]
-        spec = self.spec(fitting, gathered=gathered)
+        spec = self._fitting(x.shape, axes, gathered=gathered)
         manual = manual_axes()
         if not manual:
             return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
         if all(self.mesh.shape[a] == 1 for a in self.mesh.axis_names if a not in manual):
             return x
-        left = []
-        for part in spec:
-            names = (part,) if isinstance(part, str) else part or ()
-            left.append(tuple(n for n in names if n not in manual) or None)
-        return jax.lax.with_sharding_constraint(x, PartitionSpec(*left))
+        return jax.lax.with_sharding_constraint(x, _without(spec, manual))
+
+    def _fitting(self, shape: Sequence[int], axes: Axes, *, gathered: bool = False) -> PartitionSpec:
+        fitting = [a if a and n % self.ways(a) == 0 else None for n, a in zip(shape, axes, strict=False)]
+        return self.spec(fitting, gathered=gathered)
+
+    @property
+    def platform(self) -> str:
+        """Of the mesh's devices: "cpu", "gpu" or "tpu"."""
+        return str(self.mesh.devices.flat[0].platform)
+
+    def by_device(
+        self,
+        kernel: Callable[..., Array],
+        arrays: tuple[Array, ...],
+        axes: tuple[Axes, ...],
+        out_shape: Sequence[int],
+        out_axes: Axes,
+    ) -> Array:
+        """`kernel(*arrays)`, which knows nothing of meshes, run by each device on its part of the arrays.
+
+        `axes`: logical axes of each array; a dimension that its axes do not divide is whole. Also inside
+        `jax.shard_map`.
+        """
+        manual = manual_axes()
+        left = {a for a in self.mesh.axis_names if a not in manual}
+        if not left:
+            return kernel(*arrays)
+        specs = tuple(_without(self._fitting(x.shape, a), manual) for x, a in zip(arrays, axes, strict=True))
+        # Inside a shard_map shapes are those of a device's own rows, which are not split again.
+        split = jax.shard_map(
+            kernel, mesh=None if manual else self.mesh, in_specs=specs,
+            out_specs=_without(self._fitting(out_shape, out_axes), manual), axis_names=left, check_vma=False,
+        )  # fmt: skip
+        out: Array = split(*arrays)
+        return out
 
     def constrain_tree(self, tree: Any, axes: Any, *, gathered: bool = False) -> Any:
         """Every leaf with the layout of its entry in `axes`, a tree of tuples of logical axes."""
@@ -211,6 +241,15 @@ class Placement:
         if not manual or alone:
             return here
         return jax.lax.pmax(here.astype(jax.numpy.int32), manual) > 0
+
+
+def _without(spec: PartitionSpec, manual: Sequence[str]) -> PartitionSpec:
+    """The spec without these mesh axes."""
+    left = []
+    for part in spec:
+        names = (part,) if isinstance(part, str) else part or ()
+        left.append(tuple(n for n in names if n not in manual) or None)
+    return PartitionSpec(*left)
 
 
 def manual_axes() -> tuple[str, ...]:

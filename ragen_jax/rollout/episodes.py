@@ -17,7 +17,16 @@ from jaxtyping import Bool, Float, Int, UInt8
 from envs_jax.core import TimeStep, Tokenizer
 from envs_jax.mixture import Mixture, MixtureParams, States, as_mixture
 from envs_jax.turn import TurnEnv, TurnParams
-from ragen_jax.models import Cache, KVLayer, ModelConfig, Params, extend, init_cache, unembedding, unstack
+from ragen_jax.models import (
+    Cache,
+    ModelConfig,
+    Params,
+    decoding_params,
+    extend,
+    init_cache,
+    spread_cache,
+    unembedding,
+)
 from ragen_jax.rollout.sampling import (
     DYNAMICS,
     SAMPLE,
@@ -223,7 +232,7 @@ def rollout(
     result is then whole on every device. Raises ValueError unless the rows can be shared out evenly.
     """
     group_ids = jnp.arange(levels.shape[0]) if group_ids is None else group_ids
-    weights = unstack(params, spec.model)
+    weights = decoding_params(params, spec.model)
     inputs = weights, env_params, stops, key, jnp.asarray(temperature, jnp.float32)
     placement = spec.model.placement
     if placement is None:
@@ -242,7 +251,7 @@ def _episodes(
     temperature: Array,
     shares: Shares,
 ) -> Trajectories:
-    """`rollout` on one device; `weights` as `unstack` gives them, `group_size` members of each share."""
+    """`rollout` on one device; `weights` as `decoding_params` gives them, `group_size` members of each share."""
     levels = shares.levels
     groups, batch = levels.shape[0], levels.shape[0] * group_size
     env = as_mixture(spec.env, groups)
@@ -264,8 +273,7 @@ def _episodes(
         weights, spec.model, first.obs_tokens, jnp.zeros(groups, jnp.int32),
         init_cache(spec.model, groups, env.prompt_capacity),
     )  # fmt: skip
-    tail = ((0, 0), (0, spec.capacity - env.prompt_capacity), (0, 0), (0, 0))
-    cache = [KVLayer(jnp.pad(each_member(c.k), tail), jnp.pad(each_member(c.v), tail)) for c in cache]
+    cache = spread_cache(cache, group_size, spec.capacity)
     hidden = jnp.take_along_axis(hidden, (first.obs_len - 1)[:, None, None], axis=1)[:, 0]
     blank = jnp.zeros((batch, spec.capacity), jnp.int32)
     count, prompt = each_member(first.obs_len), each_member(first.obs_tokens)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from ragen_jax.estimators import CollapseEma
 from ragen_jax.parallel import several
@@ -42,6 +43,14 @@ class HostState:
     low_variance_steps: int = 0
     low_validations: int = 0
     skipped: int = 0  # optimiser steps left out up to now
+    best_success: float | None = None  # of the evaluations up to now
+
+    def improves(self, success: float | None) -> bool:
+        """Notes the success of an evaluation; whether none before it had as much."""
+        if success is None or (self.best_success is not None and success <= self.best_success):
+            return False
+        self.best_success = success
+        return True
 
     def plain(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -58,16 +67,34 @@ def _abstract(tree: Any) -> Any:
     return jax.tree.map(of, tree)
 
 
-class Checkpoints:
-    """Checkpoints under `<run_dir>/checkpoints`. A step that was not written whole does not exist for Orbax."""
+def _success(metrics: dict[str, float]) -> float:
+    return metrics["success"]
 
-    def __init__(self, run_dir: Path, keep: int = 2, *, read_only: bool = False) -> None:
+
+def _kept(newest: int, best: int) -> policies.PreservationPolicy:
+    """Of equally good ones the later ones."""
+    return policies.AnyPreservationPolicy(
+        [
+            policies.LatestN(newest),
+            policies.BestN(get_metric_fn=_success, n=best, keep_checkpoints_without_metrics=False),
+        ]
+    )
+
+
+class Checkpoints:
+    """Checkpoints under `<run_dir>/checkpoints`. A step that was not written whole does not exist for Orbax.
+
+    The `keep` newest ones stay, and besides them the `keep_best` whose evaluation had most success.
+    """
+
+    def __init__(self, run_dir: Path, keep: int = 2, keep_best: int = 0, *, read_only: bool = False) -> None:
         self.directory = (run_dir / "checkpoints").absolute()
         if read_only and not self.directory.is_dir():
             raise CheckpointError(f"{self.directory}: no checkpoints are there")
+        policy = None if read_only else _kept(keep, keep_best)
         self._options = ocp.CheckpointManagerOptions(
-            max_to_keep=None if read_only else keep, create=not read_only, read_only=read_only,
-            save_interval_steps=0 if read_only else 1, cleanup_tmp_directories=not read_only,
+            preservation_policy=policy, best_fn=_success if keep_best else None, create=not read_only,
+            read_only=read_only, save_interval_steps=0 if read_only else 1, cleanup_tmp_directories=not read_only,
         )  # fmt: skip
         self._open()
 
@@ -79,15 +106,16 @@ class Checkpoints:
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
-    def save(self, state: RunState, host: HostState) -> str | None:
-        """Starts writing step `host.step`; returns once the arrays are copied.
+    def save(self, state: RunState, host: HostState, success: float | None = None) -> str | None:
+        """Starts writing step `host.step`; returns once the arrays are copied. `success`: this step's, if evaluated.
 
         Returns what went wrong, if anything, in writing this checkpoint or the one before it; what was cut off is
         removed, and the checkpoints that were whole stay. With several processes it is raised: they must not part.
         """
         problem = self._attempt(self._manager.wait_until_finished)
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host.plain()))
-        return self._attempt(lambda: self._manager.save(host.step, args=args)) or problem
+        metrics = None if success is None else {"success": success}
+        return self._attempt(lambda: self._manager.save(host.step, args=args, metrics=metrics)) or problem
 
     def _attempt(self, action: Callable[[], Any]) -> str | None:
         try:

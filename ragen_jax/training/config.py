@@ -88,8 +88,12 @@ class ModelSection:
     intermediate_size: int = 384  # width of the feed-forward layer
     rope_theta: float = 10_000.0  # base of the rotary embedding
     dtype: str = "float32"  # float32 or bfloat16, for computing; masters are float32
-    # attention in training: xla, or cudnn, the fused kernel of NVIDIA GPUs (bfloat16; elsewhere the same as xla)
-    attention: Literal["xla", "cudnn"] = "xla"
+    # xla; cudnn: the fused kernel of NVIDIA GPUs in training (bfloat16); pallas: kernels of TPUs in training (Splash)
+    # and, with scan_layers, in decoding (heads of a multiple of 64); elsewhere both are the same as xla
+    attention: Literal["xla", "cudnn", "pallas"] = "xla"
+    # decode with the layers in a loop, which compiles in a time that their number does not change, rather than written
+    # out one by one, which is faster on a CPU; null: on TPUs alone
+    scan_layers: bool | None = None
     lora: LoraConfig | None = None  # adapters in place of full weights (see below); null: none
 
 
@@ -363,6 +367,9 @@ class RunSection:
     seed: int = 0  # of everything drawn but the level pools
     save_freq: int = 50  # steps between checkpoints; one is always written at the end; 0: only there
     keep_checkpoints: int = 2  # newest ones to keep
+    # ones to keep besides, those whose evaluation had most success; an evaluation better than all before it then writes
+    # a checkpoint; 0: none
+    keep_best_checkpoints: int = 0
     rollout_freq: int = 10  # steps between samples of training episodes kept as text; 0: none
     rollouts_kept: int = 16  # episodes in each sample
     tensorboard: bool = True  # write tensorboard/ beside metrics.jsonl
@@ -373,6 +380,7 @@ class RunSection:
             raise ConfigError("run.name", self.name, "it names one folder in run.dir")
         _at_least("run.save_freq", self.save_freq, 0)
         _at_least("run.keep_checkpoints", self.keep_checkpoints, 1)
+        _at_least("run.keep_best_checkpoints", self.keep_best_checkpoints, 0)
         _at_least("run.rollout_freq", self.rollout_freq, 0)
         _at_least("run.rollouts_kept", self.rollouts_kept, 1)
 

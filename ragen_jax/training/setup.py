@@ -182,7 +182,8 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
             vocab_size=tokenizer.vocab_size, hidden_size=section.hidden_size,
             num_hidden_layers=section.num_hidden_layers, num_attention_heads=section.num_attention_heads,
             num_key_value_heads=section.num_key_value_heads, intermediate_size=section.intermediate_size,
-            rope_theta=section.rope_theta, dtype=section.dtype, attention=section.attention, placement=placement,
+            rope_theta=section.rope_theta, dtype=section.dtype, attention=section.attention,
+            scan_layers=section.scan_layers, placement=placement,
         )  # fmt: skip
         draw = jax.jit(
             init_params, static_argnums=0,
@@ -201,7 +202,9 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
         model, params, found = load_model(
             section.path, dtype=section.dtype, shardings=None if placement is None else layout
         )
-        model = replace(model, placement=placement, attention=section.attention)
+        model = replace(
+            model, placement=placement, attention=section.attention, scan_layers=section.scan_layers
+        )
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found

@@ -262,7 +262,8 @@ class _Run:
 
     def __init__(self, setup: Setup, run_dir: Path, progress: Progress) -> None:
         self.setup, self.config, self.run_dir, self.progress = setup, setup.config, run_dir, progress
-        self.checkpoints = Checkpoints(run_dir, setup.config.run.keep_checkpoints)
+        run = setup.config.run
+        self.checkpoints = Checkpoints(run_dir, run.keep_checkpoints, run.keep_best_checkpoints)
         self.lora = setup.config.model.lora
         self.base = setup.params if self.lora is not None else None
         self.reference: Params | None = None
@@ -318,7 +319,7 @@ class _Run:
         self.started -= writer.seconds
         try:
             if preparation is not None:
-                state = self._begin(preparation, writer)
+                state = self._begin(preparation, host, writer)
             assert state is not None
             stopped = self._loop(state, host, writer, interrupted)
         except jax.errors.JaxRuntimeError:
@@ -334,7 +335,7 @@ class _Run:
         self.checkpoints.close()
         return RunResult(self.run_dir, self._summary(stopped, host), stopped)
 
-    def _begin(self, preparation: _Preparation, writer: MetricsWriter | Silent) -> RunState:
+    def _begin(self, preparation: _Preparation, host: HostState, writer: MetricsWriter | Silent) -> RunState:
         if preparation.baselines and is_first():
             write_atomically(self.run_dir / "baselines.json", json.dumps(preparation.baselines, indent=1))
         params, loss = self.setup.params, None
@@ -346,12 +347,17 @@ class _Run:
         if loss is not None:
             metrics["warm_start/loss"] = loss
         writer.write(0, {"time": time.monotonic() - self.started, **metrics})
-        self._save(state, HostState())
+        host.improves(self._success(metrics))
+        self._save(state, host, metrics)
         return state
 
-    def _save(self, state: RunState, host: HostState) -> None:
+    def _success(self, metrics: dict[str, float]) -> float | None:
+        """On the held-out levels, where the metrics are of a step with an evaluation."""
+        return metrics.get(f"val-env/{self.setup.env.tag}/success")
+
+    def _save(self, state: RunState, host: HostState, metrics: dict[str, float]) -> None:
         """Starts a checkpoint; one that cannot be written is reported, and training goes on."""
-        problem = self.checkpoints.save(state, host)
+        problem = self.checkpoints.save(state, host, self._success(metrics))
         if problem:
             self._say(f"step {host.step}: {problem}")
 
@@ -376,8 +382,9 @@ class _Run:
             if anyone(interrupted.flag) and stopped is None:
                 stopped = "interrupted"
             writer.write(step, {"time": time.monotonic() - self.started, **metrics})
-            if last or stopped or (config.run.save_freq and step % config.run.save_freq == 0):
-                self._save(state, host)
+            better = host.improves(self._success(metrics)) and config.run.keep_best_checkpoints
+            if last or stopped or better or (config.run.save_freq and step % config.run.save_freq == 0):
+                self._save(state, host, metrics)
             self.progress.update(task, completed=step, note=self._note(metrics))
         problem = self.checkpoints.wait()
         if problem:

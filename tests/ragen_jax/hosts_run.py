@@ -48,8 +48,8 @@ def main() -> None:
     final = {}
     save = Checkpoints.save
 
-    def saving(self, state, host):
-        problem = save(self, state, host)
+    def saving(self, state, host, success=None):
+        problem = save(self, state, host, success)
         final["state"] = state
         if action == "train" and len(rest) > 1 and host.step == int(rest[1]):
             self.wait()

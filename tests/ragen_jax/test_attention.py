@@ -1,4 +1,4 @@
-"""The switch between XLA's attention and cuDNN's."""
+"""The switch between XLA's attention, cuDNN's and the TPU's kernels."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from tiny_models import QWEN2, random_params
 from ragen_jax.models import abstract_params, forward
 
 
-def test_without_a_gpu_both_are_the_same() -> None:
-    if jax.default_backend() == "gpu":
-        pytest.skip("cuDNN's kernel is in use here; benchmarks/gpu.py compares it")
-    half = dataclasses.replace(QWEN2, dtype="bfloat16")
+@pytest.mark.parametrize("kernel", ["cudnn", "pallas"])
+def test_elsewhere_kernels_are_the_same_as_xla(kernel: str) -> None:
+    if jax.default_backend() != "cpu":
+        pytest.skip("kernels are in use here; benchmarks/gpu.py compares cuDNN's")
+    half = dataclasses.replace(QWEN2, dtype="bfloat16", head_dim=64)
     params, tokens = random_params(half), jnp.arange(12).reshape(2, 6)
     xla = forward(params, half, tokens)
-    np.testing.assert_array_equal(forward(params, dataclasses.replace(half, attention="cudnn"), tokens), xla)
+    np.testing.assert_array_equal(forward(params, dataclasses.replace(half, attention=kernel), tokens), xla)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"attention": "flash"}, "model.attention is 'flash'; use 'xla' or 'cudnn'"),
+        ({"attention": "flash"}, "model.attention is 'flash'; use 'xla', 'cudnn' or 'pallas'"),
         ({"attention": "cudnn"}, "needs model.dtype bfloat16, not float32"),
         ({"attention": "cudnn", "dtype": "bfloat16", "head_dim": 12}, "multiple of 8 up to 128, not 12"),
         ({"attention": "cudnn", "dtype": "bfloat16", "head_dim": 256}, "multiple of 8 up to 128, not 256"),
+        ({"attention": "pallas", "head_dim": 80}, "model.attention is 'pallas', .* multiple of 64, not 80"),
     ],
 )
-def test_what_cudnn_cannot_do_is_refused(fields: dict, words: str) -> None:
+def test_what_a_kernel_cannot_do_is_refused(fields: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(QWEN2, **fields)
 

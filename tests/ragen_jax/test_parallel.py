@@ -12,7 +12,7 @@ from envs_jax.errors import ConfigError
 from ragen_jax.models import ModelConfig, weight_specs
 from ragen_jax.models.presets import PRESETS
 from ragen_jax.parallel import ParallelSection, ShardingRules, check_rows, check_rules, make_mesh
-from ragen_jax.parallel.hlo import collectives
+from ragen_jax.parallel.hlo import collectives, cycles
 from ragen_jax.parallel.rules import Placement
 from ragen_jax.rollout.shares import share_out
 
@@ -195,3 +195,47 @@ def test_attention_in_blocks_equals_attention_at_once(monkeypatch):
     monkeypatch.setattr(attention, "BLOCK", 16)
     got = jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+
+
+LOOPS = """HloModule jit_f
+
+%step (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %fusion.1 = f32[8]{0} fusion(%p), kind=kLoop, calls=%g, backend_config={"estimated_cycles":"7"}
+}
+
+%known (p: (s32[], f32[8])) -> pred[] {
+  %constant.1 = s32[]{:T(128)} constant(36)
+  ROOT %compare = pred[] compare(%i, %constant.1), direction=LT
+}
+
+%traced (p: (s32[], s32[])) -> pred[] {
+  ROOT %compare.2 = pred[] compare(%i, %n), direction=LT
+}
+
+%micro (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %while.1 = (s32[], f32[8]) while(%p), condition=%known, body=%step
+  %fusion.2 = f32[8]{0} fusion(%p), kind=kLoop, calls=%g, backend_config={"estimated_cycles":"1000"}
+}
+
+%mini (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %while.2 = (s32[], f32[8]) while(%p), condition=%traced, body=%micro
+}
+
+%cheap (p: f32[8]) -> f32[8] {
+  %copy = f32[8]{0} copy(%p), backend_config={"estimated_cycles":"1"}
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %while.3 = (s32[], f32[8]) while(%t), condition=%traced, body=%mini
+  %conditional = f32[8]{0} conditional(%c, %p, %p), branch_computations={%cheap, %step}
+  ROOT %while.4 = (s32[], f32[8]) while(%t), condition=%traced, body=%step
+}
+"""
+
+
+def test_cycles_follow_the_loops():
+    """36 rounds of the known loop; of the others those asked for: two nested, and one alone."""
+    micro = 36 * 7 + 1000
+    assert cycles(LOOPS) == micro + 7 + 7
+    rounds = {(True, False): 4, (False, True): 5, (False, False): 20}
+    assert cycles(LOOPS, lambda contains, within: rounds[contains, within]) == 4 * 5 * micro + 7 + 20 * 7
