@@ -1,9 +1,9 @@
 """Plain Python peers of SearchQA and WebShop, one episode at a time: what a trainer without JAX would call.
 
 `PythonShop` speaks the text of `envs_jax.tasks.webshop` and is written from the rules, not from the arrays: a
-dictionary of postings, string comparisons, a reward function on strings. `PythonSearchQA` ranks with rank-bm25 where
-that is installed. Tests use both as well, and compare them with the environments page by page. `shop_loop` and
-`search_loop` play random actions for the throughput table.
+dictionary of postings, string comparisons, a reward function on strings. Both rank with the engine that they are given.
+Tests use them as well, and compare them with the environments page by page. `shop_loop` and `search_loop` play the
+episodes of `search_episode` and `shop_episode` for the throughput table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import collections
 import heapq
 import math
-import random
 import re
 import string
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from envs_jax.core import Tokenizer
 from envs_jax.tasks.search_qa.corpus import Corpus, Question
 from envs_jax.tasks.webshop.matching import COLORS
 from envs_jax.tasks.webshop.products import Catalogue, Goal, Product
@@ -177,16 +178,20 @@ def purchase_reward(
     return kind * met / (len(goal.attributes) + len(goal.options) + 1)
 
 
+def product_texts(catalogue: Catalogue) -> list[str]:
+    """What is searched of each product."""
+    return [
+        " ".join([p.title, p.description, *p.features[:1], *(v for _, vs in p.options for v in vs)])
+        for p in catalogue.products
+    ]
+
+
 class PythonShop:
     """WebShop's episode as a page machine on strings."""
 
     def __init__(self, catalogue: Catalogue, search: Search | None = None) -> None:
         self.catalogue = catalogue
-        texts = [
-            " ".join([p.title, p.description, *p.features[:1], *(v for _, vs in p.options for v in vs)])
-            for p in catalogue.products
-        ]
-        self.search = search or Postings(texts)
+        self.search = search or Postings(product_texts(catalogue))
 
     def reset(self, goal: Goal) -> str:
         self.goal, self.page, self.results, self.number = goal, "search", [], 0
@@ -283,54 +288,69 @@ class PythonShop:
 
 
 # -- loops for the throughput table ---------------------------------------------------------------------------
-Encode = Callable[[str], Sequence[int]]
+Loop = tuple[Callable[[], None], int]
+Engine = Callable[[Sequence[str]], Search | None]
 
 
-def search_loop(corpus: Corpus, steps: int, encode: Encode | None = None, seed: int = 0) -> Callable[[], int]:
-    """Plays `steps` random steps of SearchQA, four searches to a finish; returns how many tokens were shown.
+def bm25s_search(texts: Sequence[str]) -> Search | None:
+    """bm25s, one query at a time, or None where it is not installed."""
+    try:
+        import bm25s
+    except ImportError:
+        return None
+    index = bm25s.BM25(k1=K1, b=B)
+    index.index([analyse(t) for t in texts], show_progress=False)
 
-    Ranks with rank-bm25 where it is installed; `encode` turns each text that is shown into ids.
-    """
-    game = PythonSearchQA(corpus, rank_bm25_search([f"{p.title} {p.text}" for p in corpus.passages]))
-    questions, rng = corpus.questions["train"], random.Random(seed)
-    draws = [rng.choice(questions) for _ in range(steps)]
+    def search(query: str, count: int) -> list[int]:
+        terms = [t for t in analyse(query) if t in index.vocab_dict]
+        if not terms:
+            return []
+        found, scores = index.retrieve([terms], k=min(count, len(texts)), show_progress=False)
+        return [int(i) for i, score in zip(found[0], scores[0], strict=True) if score > 0]
 
-    def run() -> int:
-        shown = 0
-        for number, question in enumerate(draws):
-            if number % 5 == 0:
-                game.reset(question)
-            finish = number % 5 == 4
-            action = f"finish[{question.answer}]" if finish else f"search[{question.text}]"
-            text, _, _ = game.step(action)
-            shown += len(encode(text)) if encode else 0
-        return shown
+    return search
 
-    return run
+
+def search_episode(question: Question) -> list[str]:
+    """Four searches, then the answer."""
+    return [f"search[{question.text}]"] * 4 + [f"finish[{question.answer}]"]
+
+
+def shop_episode(catalogue: Catalogue, goal: Goal) -> list[str]:
+    """Search, open the product, an option, a sub-page, back, buy."""
+    product = catalogue.products[goal.product]
+    option = product.options[0][1][0] if product.options else "description"
+    clicks = (product.asin.lower(), option, "features", "< prev", "buy now")
+    return [f"search[{product.title}]", *(f"click[{c}]" for c in clicks)]
+
+
+def _loop(game: PythonSearchQA | PythonShop, episodes: Sequence[Any], tokenizer: Tokenizer | None) -> Loop:
+    def run() -> None:
+        for task, actions in episodes:
+            text = game.reset(task)
+            for action in actions:
+                if tokenizer is not None:
+                    tokenizer.encode(text)
+                text, _, _ = game.step(action)
+
+    return run, sum(len(actions) for _, actions in episodes)
+
+
+def search_loop(
+    corpus: Corpus, engine: Engine, tokenizer: Tokenizer | None, episodes: int = 16
+) -> Loop | None:
+    search = engine([f"{p.title} {p.text}" for p in corpus.passages])
+    if search is None:
+        return None
+    tasks = corpus.questions["train"][:episodes]
+    return _loop(PythonSearchQA(corpus, search), [(q, search_episode(q)) for q in tasks], tokenizer)
 
 
 def shop_loop(
-    catalogue: Catalogue, steps: int, encode: Encode | None = None, seed: int = 0
-) -> Callable[[], int]:
-    """Plays `steps` steps of WebShop: search, open a product, an option, a sub-page, back, buy; see `search_loop`."""
-    texts = [" ".join([p.title, p.description]) for p in catalogue.products]
-    game = PythonShop(catalogue, rank_bm25_search(texts))
-    goals, rng = catalogue.goals["train"], random.Random(seed)
-    draws = [rng.choice(goals) for _ in range(-(-steps // 6))]
-
-    def run() -> int:
-        shown, done = 0, 0
-        for goal in draws:
-            game.reset(goal)
-            game.step(f"search[{catalogue.products[goal.product].title}]")
-            first = catalogue.products[game.results[0]]
-            option = first.options[0][1][0] if first.options else "description"
-            for action in (first.asin, option, "features", "< prev", "buy now"):
-                text, _, _ = game.step(f"click[{action}]")
-                shown += len(encode(text)) if encode else 0
-            done += 6
-            if done >= steps:
-                break
-        return shown
-
-    return run
+    catalogue: Catalogue, engine: Engine, tokenizer: Tokenizer | None, episodes: int = 16
+) -> Loop | None:
+    search = engine(product_texts(catalogue))
+    if search is None:
+        return None
+    goals = catalogue.goals["train"][:episodes]
+    return _loop(PythonShop(catalogue, search), [(g, shop_episode(catalogue, g)) for g in goals], tokenizer)

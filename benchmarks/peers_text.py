@@ -1,6 +1,7 @@
 """Answers to the tasks of numbers, and the Python loops that judge them, for the table in environments.py.
 
-Each peer is `(run, steps)`: a call of `run` judges `steps` answers, one after another.
+Each peer is `(run, steps)`: a call of `run` judges `steps` answers, one after another, and with a tokenizer encodes the
+question, or what is said of a wrong answer, beside each.
 """
 
 from __future__ import annotations
@@ -10,28 +11,17 @@ import contextlib
 import importlib.util
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from envs_jax.core import Span
+from envs_jax.core import Tokenizer
 from envs_jax.tasks.countdown import Countdown
 from envs_jax.tasks.metamathqa import MetaMathQA
 
 Peer = tuple[Callable[[], None], int]
-
-
-def spans(texts: Sequence[str], width: int) -> Span:
-    """Actions of the tasks whose answer is text, with leading axis len(texts)."""
-    data, length = np.zeros((len(texts), width), np.uint8), np.zeros(len(texts), np.int32)
-    for row, text in enumerate(texts):
-        raw = text.encode()
-        data[row, : len(raw)], length[row] = np.frombuffer(raw, np.uint8), len(raw)
-    return Span(jnp.asarray(data), jnp.asarray(length))
 
 
 # -- Countdown ----------------------------------------------------------------------------------------------
@@ -57,7 +47,7 @@ def _instances(params: Any) -> list[tuple[list[int], int]]:
     return [(n[:c].tolist(), int(t)) for n, c, t in zip(numbers, count, target, strict=True)]
 
 
-def countdown_python(count: int = 256) -> Peer:
+def countdown_python(tokenizer: Tokenizer | None, count: int = 256) -> Peer:
     """The rules of envs_jax in plain Python: numbers by a regular expression, value by `ast` with fractions."""
     _, params, texts = countdown_answers(count)
     cases = list(zip(texts, _instances(params), strict=True))
@@ -83,6 +73,8 @@ def countdown_python(count: int = 256) -> Peer:
 
     def run() -> None:
         for text, (numbers, target) in cases:
+            if tokenizer is not None:
+                tokenizer.encode(f"Target: {target}, nums: {numbers}\n")
             if sorted(map(int, re.findall("[0-9]+", text))) == sorted(numbers):
                 with contextlib.suppress(SyntaxError, ValueError, ZeroDivisionError):
                     _ = value(ast.parse(text, mode="eval").body) == target
@@ -90,7 +82,7 @@ def countdown_python(count: int = 256) -> Peer:
     return run, count
 
 
-def countdown_reasoning_gym(count: int = 64) -> Peer | None:
+def countdown_reasoning_gym(tokenizer: Tokenizer | None, count: int = 64) -> Peer | None:
     """reasoning-gym's own judge of the same answers; None where it is not installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
         return None
@@ -105,6 +97,8 @@ def countdown_reasoning_gym(count: int = 64) -> Peer | None:
 
     def run() -> None:
         for text, entry in cases:
+            if tokenizer is not None:
+                tokenizer.encode("Target: {target}, nums: {numbers}\n".format(**entry["metadata"]))
             data.score_answer(text, entry)
 
     return run, count
@@ -120,16 +114,45 @@ def metamathqa_answers(count: int, answer_check: str = "string") -> tuple[MetaMa
     return env, params, [(text, f"\\boxed{{{text}}}", text + "1")[i % 3] for i, text in enumerate(right)]
 
 
-def metamathqa_python(count: int = 256) -> Peer:
-    """The published check in plain Python: lower case, no whitespace, equality."""
-    _, params, texts = metamathqa_answers(count)
-    labels, lengths = jax.device_get((params.label, params.label_length))
+def metamathqa_python(tokenizer: Tokenizer | None, count: int = 256) -> Peer:
+    """The published environment in plain Python: lower case, no whitespace, equality, half the points a try."""
+    env, params, texts = metamathqa_answers(count)
+    phrases = env.phrases()
+    labels, lengths, asked = jax.device_get((params.label, params.label_length, params.phrase))
     cases = [
-        (text, bytes(row[:length]).decode()) for text, row, length in zip(texts, labels, lengths, strict=True)
+        (text, bytes(row[:length]).decode(), phrases[phrase])
+        for text, row, length, phrase in zip(texts, labels, lengths, asked, strict=True)
     ]
 
     def run() -> None:
-        for text, label in cases:
-            _ = re.sub(r"\s+", "", text.lower()) == re.sub(r"\s+", "", label.lower())
+        for text, label, question in cases:
+            right = re.sub(r"\s+", "", text.lower()) == re.sub(r"\s+", "", label.lower())
+            if tokenizer is not None:
+                tokenizer.encode(question)
+                tokenizer.encode(phrases[1] if right else phrases[0])
+
+    return run, count
+
+
+def metamathqa_reasoning_gym(tokenizer: Tokenizer | None, count: int = 256) -> Peer | None:
+    """reasoning-gym's own judge of the same answers; None where it is not installed."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        return None
+    import reasoning_gym
+
+    data = reasoning_gym.create_dataset("gsm_symbolic", size=1, seed=0)
+    env, params, texts = metamathqa_answers(count)
+    phrases = env.phrases()
+    labels, lengths, asked = jax.device_get((params.label, params.label_length, params.phrase))
+    cases = [
+        (text, {"answer": bytes(row[:length]).decode(), "question": phrases[phrase], "metadata": {}})
+        for text, row, length, phrase in zip(texts, labels, lengths, asked, strict=True)
+    ]
+
+    def run() -> None:
+        for text, entry in cases:
+            if tokenizer is not None:
+                tokenizer.encode(entry["question"])
+            data.score_answer(text, entry)
 
     return run, count

@@ -19,10 +19,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from envs_jax.core import Environment, Span, Transition
+from envs_jax.core import Span, Transition
 from envs_jax.datasets.countdown import DATASETS, LARGEST, MAX_NUMBERS, load_countdown
 from envs_jax.datasets.table import check_on_bad_row
 from envs_jax.errors import ConfigError, suggestion
+from envs_jax.tasks.answering import AnswerTask
 from envs_jax.tasks.countdown_instances import (
     MAX_ATTEMPTS,
     OPERATIONS,
@@ -63,7 +64,7 @@ class CountdownState:
 
 
 @dataclass(frozen=True)
-class Countdown(Environment):
+class Countdown(AnswerTask):
     """Countdown. The action is the answer's text (a `Span`); one answer ends the episode.
 
     Reward: `score` if the answer is an expression of + - * / and parentheses that uses each number exactly once and
@@ -100,8 +101,7 @@ class Countdown(Environment):
     reference_rules: bool = False
 
     def __post_init__(self) -> None:
-        if self.num_levels < 1:
-            raise ConfigError("num_levels", self.num_levels, "must be positive")
+        self._check_least(num_levels=1)
         known = ("generated", *DATASETS)
         if self.dataset not in known:
             raise ConfigError("dataset", self.dataset, suggestion(self.dataset, known))
@@ -128,10 +128,6 @@ class Countdown(Environment):
     @property
     def metric_names(self) -> tuple[str, ...]:
         return ("right_numbers", "is_expression", "not_judged")
-
-    @property
-    def splits_actions(self) -> bool:
-        return False
 
     @property
     def answer_bytes(self) -> int:
@@ -224,6 +220,18 @@ class Countdown(Environment):
 
     def phrases(self) -> Sequence[str]:
         return self._text[0]
+
+    def state_tokens(self, lengths: np.ndarray, params: CountdownParams) -> tuple[int, int]:
+        """Of as many numbers as there can be, with the longest text each, so that it holds for every split."""
+        _, (at_target, first, middle, last, only), told = self._text
+        end = min(told[1:])
+        head = lengths[at_target:first].max()
+        numbers, most = lengths[only:end].max(), self._most_numbers
+        if most > 1:
+            several = lengths[first:middle].max() + lengths[last:only].max()
+            numbers = max(numbers, several + (most - 2) * lengths[middle:last].max())
+        start = int(head + numbers)
+        return start, start + int(lengths[end:].max())
 
     def _fragments(self, numbers: Array, count: Array, target: Array) -> Int[Array, "N S+1"]:
         targets, known = self._vocabulary

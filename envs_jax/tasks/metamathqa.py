@@ -16,10 +16,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, UInt8
 
-from envs_jax.core import Environment, Span, Transition
+from envs_jax.core import Span, Transition
 from envs_jax.datasets.questions import DATASETS, Question, load_questions, normalised
 from envs_jax.datasets.table import check_on_bad_row
 from envs_jax.errors import ConfigError, suggestion
+from envs_jax.tasks.answering import AnswerTask
 from envs_jax.text.actions import lower
 from envs_jax.text.numbers import Number, read_number, same_number
 from envs_jax.text.scan import is_space
@@ -54,7 +55,7 @@ _read_numbers = jax.jit(jax.vmap(read_number))
 
 
 @dataclass(frozen=True)
-class MetaMathQA(Environment):
+class MetaMathQA(AnswerTask):
     """Mathematical questions with one answer each. The action is the answer's text (a `Span`).
 
     Reward 1 / 2 ** k for the right answer as try k, counted from 0, which ends the episode (success); else 0, and the
@@ -80,14 +81,11 @@ class MetaMathQA(Environment):
     max_question_bytes: int = 2048
 
     def __post_init__(self) -> None:
-        if self.num_levels < 1:
-            raise ConfigError("num_levels", self.num_levels, "must be positive")
+        self._check_least(num_levels=1, max_question_bytes=1)
         if self.dataset not in DATASETS:
             raise ConfigError("dataset", self.dataset, suggestion(self.dataset, DATASETS))
         if self.answer_check not in CHECKS:
             raise ConfigError("answer_check", self.answer_check, f"use one of {', '.join(CHECKS)}")
-        if self.max_question_bytes < 1:
-            raise ConfigError("max_question_bytes", self.max_question_bytes, "must be positive")
         check_on_bad_row(self.on_bad_row)
 
     @property
@@ -95,16 +93,8 @@ class MetaMathQA(Environment):
         return ("tries_before", "not_judged")
 
     @property
-    def splits_actions(self) -> bool:
-        return False
-
-    @property
     def answer_bytes(self) -> int:
         return 2 * LABEL_BYTES
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return (0.0, 1.0)
 
     # -- text ----------------------------------------------------------------------------------------------
     @cached_property
@@ -135,6 +125,11 @@ class MetaMathQA(Environment):
 
     def phrases(self) -> Sequence[str]:
         return list(self._text)
+
+    def state_tokens(self, lengths: np.ndarray, params: MetaMathQAParams) -> tuple[int, int]:
+        return int(lengths[RIGHT - WRONG + 1 :].max()), int(
+            lengths.max()
+        )  # over the questions of every split
 
     # -- pure functions ------------------------------------------------------------------------------------
     def init_params(self, key: Array, split: str = "train") -> MetaMathQAParams:
@@ -199,10 +194,7 @@ class MetaMathQA(Environment):
 
 def same_text(span: Span, label: UInt8[Array, " W"], label_length: Int[Array, ""]) -> Bool[Array, ""]:
     """Whether the span without whitespace and in lower case (ASCII) is `label[:label_length]`."""
-    size = label.shape[0]
     kept = ~is_space(span.data) & (jnp.arange(span.data.shape[0], dtype=jnp.int32) < span.length)
     count = jnp.cumsum(kept, dtype=jnp.int32)
-    packed = (
-        jnp.zeros((size,), jnp.uint8).at[jnp.where(kept, count - 1, size)].set(lower(span.data), mode="drop")
-    )
-    return (count[-1] == label_length) & jnp.all(packed == label)
+    wanted = label.at[count - 1].get(mode="clip")  # beyond the label's end the counts differ
+    return (count[-1] == label_length) & jnp.all(~kept | (lower(span.data) == wanted))

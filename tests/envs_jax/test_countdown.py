@@ -328,3 +328,19 @@ def test_settings_are_checked(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Countdown(**settings)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2), (2, 4)])
+def test_buffers_hold_the_longest_instance(sizes: tuple[int, int]) -> None:
+    env = Countdown(size_range=sizes, number_range=(8, 11), target_range=(99, 100), num_levels=2)
+    said = env.phrases()
+    lengths = np.asarray([len(p) for p in said])
+    start, later = env.state_tokens(lengths, None)
+    texts = [
+        f"Target: {target}, nums: {list(numbers)}\n"
+        for target in (99, 100)
+        for size in range(sizes[0], sizes[1] + 1)
+        for numbers in itertools.product(range(8, 12), repeat=size)
+    ]
+    assert start == max(map(len, texts))
+    assert later - start == max(len(p) for p in said if p.startswith("Your answer"))

@@ -357,3 +357,14 @@ def test_prompts_say_what_to_write() -> None:
         assert ("Example input:" in text) is not function
         assert text.endswith("\n")
         assert "\n\n" not in text
+
+
+def test_buffers_hold_every_statement_of_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those beyond the levels that sizes are measured on, and those of the other split."""
+    case = Case(StdinTest(""), "1")
+    problems = [Problem(str(i), f"Print {i}.\n", (case,), "", "print(1)") for i in range(600)]
+    problems[599] = replace(problems[599], statement="Print " + "one " * 400 + "\n")
+    splits = {"train": tuple(problems[:500]), "eval": tuple(problems[500:])}
+    monkeypatch.setattr(env_module.tables, "load", lambda *_: splits)
+    lengths = np.asarray([len(p) for p in DeepCoder(num_levels=500).phrases()])
+    assert DeepCoder(num_levels=500).state_tokens(lengths, None) == (6 + 1600 + 1,) * 2

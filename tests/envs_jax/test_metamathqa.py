@@ -18,8 +18,9 @@ from speak import answer, babble, play
 
 import envs_jax
 from envs_jax.datasets import word_problems
-from envs_jax.datasets.questions import load_questions, normalised
+from envs_jax.datasets.questions import Question, load_questions, normalised
 from envs_jax.errors import ConfigError
+from envs_jax.tasks import metamathqa
 from envs_jax.tasks.metamathqa import MetaMathQA
 
 LEVELS = 48
@@ -243,3 +244,19 @@ def test_dtypes_do_not_depend_on_x64() -> None:
     with jax.enable_x64(True):
         wide = jax.eval_shape(step, params, span)
     assert jax.tree.map(lambda x: x.dtype, plain) == jax.tree.map(lambda x: x.dtype, wide)
+
+
+def test_buffers_hold_every_question_of_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those beyond the levels that sizes are measured on, and those of the other split."""
+    rows = [Question(f"How many are {i} and 1?", str(i + 1)) for i in range(600)]
+    rows[400] = Question("word " * 300 + "?", "7")
+    table = {"train": tuple(rows[:500]), "eval": (*rows[500:], Question("long " * 330 + "?", "8"))}
+    monkeypatch.setattr(metamathqa, "load_questions", lambda *_: table)
+    env, params = envs_jax.make("MetaMathQA", num_levels=500, max_response_tokens=64)
+    for split, level, words in (("train", 400, 300), ("eval", 100, 330)):
+        pool = envs_jax.new_levels(env, params, split=split)
+        step = env.reset(jnp.int32(level), pool)[1]
+        assert not step.info.obs_overflow
+        text = env.text_of(pool, step.obs_tokens[: int(step.obs_len)])
+        assert text.count("word ") + text.count("long ") == words
+        assert text.endswith("<think>")

@@ -179,3 +179,17 @@ def test_vectors_rank_by_inner_product() -> None:
     whole = [i for i, t in enumerate(texts) if 4 < len(retrieval.analyse(t)) < Q and len(t) < WIDTH][:100]
     found = search(lexicon, dense, [texts[i] for i in whole], 10)[1]
     assert np.mean([i in row for i, row in zip(whole, found, strict=True)]) > 0.9
+
+
+def test_vectors_made_from_the_corpus_keep_the_cosines_of_the_impacts() -> None:
+    """Random indexing is a random projection: the cosine of a word with a passage errs by 1 / sqrt(D)."""
+    texts, _ = corpus(200)
+    _, index = Bm25Index.build(texts)
+    words, dimensions = jnp.arange(index.offsets.shape[0] - 1)[:, None], 128
+    exact = np.asarray(jax.jit(jax.vmap(index.scores))(words))
+    filled = np.linalg.norm(exact, axis=0) > 0
+    exact = exact[:, filled] / np.linalg.norm(exact[:, filled], axis=0)
+    made = jax.vmap(DenseIndex.project(index, dimensions, seed=5).scores)(words)
+    error = np.asarray(made)[:, filled] - exact
+    assert 0.95 < np.sqrt(np.mean(error**2) * dimensions) < 1.05
+    assert abs(np.mean(error)) < 0.01

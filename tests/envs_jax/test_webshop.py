@@ -412,3 +412,35 @@ def test_settings_are_checked(fields: dict[str, Any], field: str, hint: str) -> 
         _ = WebShop(**fields).shop
     assert caught.value.field == field
     assert hint in caught.value.remedy
+
+
+def test_webshop_builder_reads_back_without_tensorflow(tmp_path: Path) -> None:
+    import tensorflow_datasets as tfds
+
+    from envs_jax.datasets.webshop_tfds import WebShopGoals
+
+    catalogue = products.read_catalogue(str(write(tmp_path, 60)), CatalogueRules())
+    made = WebShopGoals(data_dir=str(tmp_path / "out"), file_format="array_record")
+    made.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=str(tmp_path)))
+    rows = {}
+    for split in ("train", "validation", "test"):
+        source = made.as_data_source(split=split)
+        rows[split] = [source[i] for i in range(len(source))]
+    asins = [{r["asin"].decode() for r in part} for part in rows.values()]
+    assert all(asins)
+    assert sum(map(len, asins)) == len(set.union(*asins))  # splits share no product
+    goals = {s: [r["instruction"].decode() for r in part] for s, part in rows.items()}
+    assert sorted(goals["train"]) == sorted(g.text for g in catalogue.goals["train"])
+    assert sorted(goals["validation"] + goals["test"]) == sorted(g.text for g in catalogue.goals["eval"])
+    by_asin = {p.asin: p for p in catalogue.products}
+    by_text = {
+        (g.text, catalogue.products[g.product].asin): g for part in catalogue.goals.values() for g in part
+    }
+    for row in (r for part in rows.values() for r in part):
+        product = by_asin[row["asin"].decode()]
+        goal = by_text[row["instruction"].decode(), product.asin]
+        assert row["title"].decode() == product.title
+        assert row["price_cents"] == product.price
+        assert row["cap_cents"] == (-1 if goal.cap is None else goal.cap)
+        assert tuple(x.decode() for x in row["attributes"]) == goal.attributes
+        assert tuple(x.decode() for x in row["options"]) == goal.options

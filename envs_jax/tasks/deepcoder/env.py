@@ -17,8 +17,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from envs_jax.core import Environment, Span, Transition
+from envs_jax.core import Span, Transition
 from envs_jax.errors import ConfigError
+from envs_jax.tasks.answering import AnswerTask, shuffled_rows
 from envs_jax.tasks.deepcoder import tables
 from envs_jax.tasks.deepcoder.problems import Problem, judge
 from envs_jax.tasks.deepcoder.sandbox.pool import BACKENDS, Limits, Pool, pool_for
@@ -43,7 +44,7 @@ class DeepCoderState:
 
 
 @dataclass(frozen=True)
-class DeepCoder(Environment):
+class DeepCoder(AnswerTask):
     """Programming problems, judged by running the answer.
 
     Action: the answer's bytes. Where it has a fenced block, the last one is the program. The reward is the share of
@@ -82,9 +83,7 @@ class DeepCoder(Environment):
     memory_megabytes: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("num_levels", "max_tests", "max_program_bytes", "memory_megabytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "use a number of at least 1")
+        self._check_least(num_levels=1, max_tests=1, max_program_bytes=1, memory_megabytes=1)
         if self.sandbox not in ("auto", *BACKENDS):
             raise ConfigError("sandbox", self.sandbox, f"use one of auto, {', '.join(BACKENDS)}")
         self.limits  # noqa: B018  checks its own fields
@@ -115,16 +114,8 @@ class DeepCoder(Environment):
         return self.max_program_bytes
 
     @property
-    def splits_actions(self) -> bool:
-        return False
-
-    @property
     def folds_case(self) -> bool:
         return False
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return (0.0, 1.0)
 
     # -- text ----------------------------------------------------------------------------------------------
     def instruction(self) -> str:
@@ -164,6 +155,10 @@ class DeepCoder(Environment):
     def phrases(self) -> Sequence[str]:
         return self._phrases[0]
 
+    def state_tokens(self, lengths: np.ndarray, params: DeepCoderParams) -> tuple[int, int]:
+        longest = int(lengths.max())  # of the statements of every split
+        return longest, longest
+
     # -- pure functions ------------------------------------------------------------------------------------
     def init_params(self, key: Array, split: str = "train") -> DeepCoderParams:
         """Draws the levels from the split's problems, in another order for each key, again and again if they are few.
@@ -174,8 +169,7 @@ class DeepCoder(Environment):
         if not len(rows):
             raise ConfigError("dataset", self.dataset, f"it has no problems for the split {split}")
         self.pool  # noqa: B018  refuses now rather than in the first step
-        order = np.asarray(jax.random.permutation(key, len(rows)))
-        chosen = rows[np.resize(order, self.num_levels)]
+        chosen = rows[np.asarray(shuffled_rows(key, len(rows), self.num_levels))]
         return DeepCoderParams(jnp.asarray(chosen), jnp.asarray(self._phrases[1][chosen]))
 
     def level(self, index: Int[Array, ""], params: DeepCoderParams) -> DeepCoderState:

@@ -13,10 +13,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from envs_jax.core import Environment, Span, Transition
+from envs_jax.core import Span, Transition
 from envs_jax.datasets.plain import plain
 from envs_jax.datasets.table import check_on_bad_row
 from envs_jax.errors import ConfigError
+from envs_jax.tasks.answering import AnswerTask, shuffled_rows
 from envs_jax.tasks.search_qa.corpus import Corpus, CorpusConfig, Question, check_dataset, load_corpus
 from envs_jax.text import similarity
 from envs_jax.text.call import Call, match_call
@@ -73,7 +74,7 @@ def _index(config: CorpusConfig) -> tuple[Lexicon, Bm25Index]:
 
 
 @dataclass(frozen=True)
-class SearchQA(Environment):
+class SearchQA(AnswerTask):
     """Open questions over a corpus: `search[query]`, then `finish[answer]`. Any other text is no action.
 
     A search shows the `top_k` best passages, and earns nothing. Finishing ends the episode with reward 1 for an exact
@@ -116,12 +117,15 @@ class SearchQA(Environment):
     def __post_init__(self) -> None:
         check_dataset(self.dataset)
         check_on_bad_row(self.on_bad_row)
-        for name in ("num_levels", "num_passages", "num_questions", "top_k", "max_query_terms"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "use a number of at least 1")
-        for name, least in (("passage_chars", 40), ("query_bytes", 16)):
-            if getattr(self, name) < least:
-                raise ConfigError(name, getattr(self, name), f"use a number of at least {least}")
+        self._check_least(
+            num_levels=1,
+            num_passages=1,
+            num_questions=1,
+            top_k=1,
+            max_query_terms=1,
+            passage_chars=40,
+            query_bytes=16,
+        )
         if self.retriever not in RETRIEVERS:
             raise ConfigError("retriever", self.retriever, f"use one of {', '.join(RETRIEVERS)}")
         if self.vectors is not None and self.retriever != "dense":
@@ -134,14 +138,6 @@ class SearchQA(Environment):
     @property
     def answer_bytes(self) -> int:
         return self.query_bytes
-
-    @property
-    def splits_actions(self) -> bool:
-        return False
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return (0.0, 1.0)
 
     # -- data on the host ----------------------------------------------------------------------------------
     @property
@@ -201,8 +197,7 @@ class SearchQA(Environment):
     def init_params(self, key: Array, split: str = "train") -> SearchQAParams:
         train, evaluation = (len(self.corpus.questions[s]) for s in ("train", "eval"))
         first, count = (0, train) if split == "train" else (train, evaluation)
-        order = jax.random.permutation(key, count)[jnp.arange(self.num_levels) % count]
-        return replace(_tables(self), levels=(first + order).astype(jnp.int32))
+        return replace(_tables(self), levels=first + shuffled_rows(key, count, self.num_levels))
 
     def _dense(self, lexicon: Lexicon, index: Bm25Index) -> DenseIndex:
         if self.vectors is None:

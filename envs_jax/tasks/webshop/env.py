@@ -11,9 +11,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int, UInt32
 
-from envs_jax.core import Environment, Span, Transition
+from envs_jax.core import Span, Transition
 from envs_jax.datasets.table import check_on_bad_row
 from envs_jax.errors import ConfigError
+from envs_jax.tasks.answering import AnswerTask, shuffled_rows
 from envs_jax.tasks.webshop import text as t
 from envs_jax.tasks.webshop.products import CatalogueRules
 from envs_jax.tasks.webshop.reward import judge
@@ -79,7 +80,7 @@ def _window(offsets: Array, row: Array, width: int) -> tuple[Int[Array, " w"], B
 
 
 @dataclass(frozen=True)
-class WebShop(Environment):
+class WebShop(AnswerTask):
     """A shop with a search page, pages of results, item pages with options and sub-pages, and a buy button.
 
     Actions are `search[words]` on the search page and `click[name]` of something on the page. An action that is written
@@ -122,12 +123,9 @@ class WebShop(Environment):
         if self.dataset not in DATASETS:
             raise ConfigError("dataset", self.dataset, f"use one of {', '.join(DATASETS)}")
         check_on_bad_row(self.on_bad_row)
-        for name, least in (
-            ("num_levels", 1), ("num_products", 2), ("max_goals_per_product", 0), ("max_query_terms", 1),
-            ("query_bytes", 32),
-        ):  # fmt: skip
-            if getattr(self, name) < least:
-                raise ConfigError(name, getattr(self, name), f"use a number of at least {least}")
+        self._check_least(
+            num_levels=1, num_products=2, max_goals_per_product=0, max_query_terms=1, query_bytes=32
+        )
         if self.default_price is not None and not 0 <= self.default_price < 1e7:
             raise ConfigError("default_price", self.default_price, "use a number of dollars, or None")
 
@@ -141,14 +139,6 @@ class WebShop(Environment):
     @property
     def answer_bytes(self) -> int:
         return self.query_bytes
-
-    @property
-    def splits_actions(self) -> bool:
-        return False
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        return (0.0, 1.0)
 
     @property
     def shop(self) -> Shop:
@@ -208,8 +198,7 @@ class WebShop(Environment):
         shop = self.shop
         train, evaluation = (len(shop.catalogue.goals[s]) for s in ("train", "eval"))
         first, count = (0, train) if split == "train" else (train, evaluation)
-        order = jax.random.permutation(key, count)[jnp.arange(self.num_levels) % count]
-        levels = (first + order).astype(jnp.int32)
+        levels = first + shuffled_rows(key, count, self.num_levels)
         return WebShopParams(shop.lexicon, shop.index, shop.pages, shop.goals, shop.rewards, levels)
 
     def level(self, index: Int[Array, ""], params: WebShopParams) -> WebShopState:
