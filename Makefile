@@ -62,7 +62,7 @@ parity: $(VENV)/.installed-parity  ## comparisons with torch, transformers, gymn
 slow: $(VENV)/.installed-dev  ## tests that take over 20 s, parity among them where its packages are there
 	$(PYTEST) -m slow
 
-pods: $(VENV)/.installed-tpu-compile  ## compile the paper's batch for TPU pods; many minutes
+pods: $(VENV)/.installed-tpu-compile  ## compile the paper's batch for TPU pods; about 15 minutes of one core
 	$(PYTEST) -m pods
 
 smoke: $(VENV)/.installed-dev  ## a few files of tests, for another Python: make smoke PYTHON=python3.12 VENV=.venv-3.12

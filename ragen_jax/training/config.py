@@ -78,6 +78,12 @@ class ModelSection:
     """A model file with its tokenizer, or the size of one to build from scratch.
 
     A policy from scratch gets a small tokenizer made from the environment's text.
+
+    attention: how attention is computed: xla; cudnn, the fused kernel of NVIDIA GPUs in training (bfloat16); pallas,
+        kernels of TPUs in training (Splash) and, where layers are scanned, in decoding (heads of a multiple of 64).
+        Elsewhere the last two are the same as xla.
+    scan_layers: decode with the layers in a loop, which compiles in a time that their number does not change, rather
+        than written out one by one, which is faster on a CPU; null: on TPUs alone.
     """
 
     path: str | None = None  # a GGUF file, a Hugging Face folder, a name of `ragen-jax models list`
@@ -88,11 +94,7 @@ class ModelSection:
     intermediate_size: int = 384  # width of the feed-forward layer
     rope_theta: float = 10_000.0  # base of the rotary embedding
     dtype: str = "float32"  # float32 or bfloat16, for computing; masters are float32
-    # xla; cudnn: the fused kernel of NVIDIA GPUs in training (bfloat16); pallas: kernels of TPUs in training (Splash)
-    # and, with scan_layers, in decoding (heads of a multiple of 64); elsewhere both are the same as xla
     attention: Literal["xla", "cudnn", "pallas"] = "xla"
-    # decode with the layers in a loop, which compiles in a time that their number does not change, rather than written
-    # out one by one, which is faster on a CPU; null: on TPUs alone
     scan_layers: bool | None = None
     lora: LoraConfig | None = None  # adapters in place of full weights (see below); null: none
 
@@ -360,15 +362,17 @@ class EvaluationSection:
 
 @dataclass(frozen=True)
 class RunSection:
-    """Where a run lives and what it writes."""
+    """Where a run lives and what it writes.
+
+    keep_best_checkpoints: ones to keep besides the newest, those whose evaluation had most success; an evaluation
+        better than all before it then writes a checkpoint; 0: none.
+    """
 
     name: str = "run"  # folder in `dir`; must not hold a run yet
     dir: str = "runs"  # folder of runs
     seed: int = 0  # of everything drawn but the level pools
     save_freq: int = 50  # steps between checkpoints; one is always written at the end; 0: only there
     keep_checkpoints: int = 2  # newest ones to keep
-    # ones to keep besides, those whose evaluation had most success; an evaluation better than all before it then writes
-    # a checkpoint; 0: none
     keep_best_checkpoints: int = 0
     rollout_freq: int = 10  # steps between samples of training episodes kept as text; 0: none
     rollouts_kept: int = 16  # episodes in each sample
