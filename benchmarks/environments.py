@@ -17,6 +17,7 @@ import argparse
 import functools
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,11 +47,12 @@ ASKED = {"jax": 1.0, "python": 50.0}  # how many times as fast as a peer
 
 
 def speed(run: Callable[[], Any], steps: int) -> float:
-    """Steps per second of `run`, which makes `steps` of them, repeated for SPAN seconds."""
-    count, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < SPAN:
+    """Steps per second of `run`, which makes `steps` of them, repeated for SPAN seconds, at least once."""
+    count, start, spent = 0, time.perf_counter(), 0.0
+    while not count or spent < SPAN:
         run()
         count += steps
+        spent = time.perf_counter() - start
     return count / spent
 
 
@@ -354,7 +356,7 @@ def main() -> None:
     for tag in options.tags or families():
         start = time.perf_counter()
         rows += measured(tag, batch, tokenizer, rounds)
-        print(f"{tag}: {time.perf_counter() - start:.1f} s", flush=True)
+        print(f"{tag}: measured in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     columns = [
         "environment", "transition", "with text", "peer", "its transition", "with text", "times", "with text", "met",
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from envs_jax.errors import ConfigError
 
 @dataclass(frozen=True)
 class AnswerTask(Environment):
-    """An environment whose action is all that an answer holds, and whose actions earn between 0 and 1."""
+    """An environment whose action is all that an answer holds. It pays between 0 and 1, unless it says otherwise."""
 
     @property
     def splits_actions(self) -> bool:

@@ -10,10 +10,11 @@ words are in no posting list. Equal scores are ordered by passage number.
 
 Work and memory for N passages. A word in more than N * DENSE_SHARE passages has a row of impacts, f32[N]; the others
 have posting lists, read into one ragged buffer that holds those of any query, so nothing is ever cut. A query is
-O(N + Q N DENSE_SHARE). A passage costs 8 bytes a distinct word for its postings and 4 bytes for each frequent word of
-the corpus: about 500 + 500 bytes for 100 words of English, so a million passages need about 1 GB; its text costs
-4 bytes a token in the phrase table on top. While a query is answered it needs 4 N bytes of scores: for a million
-passages and 1,024 queries at once, 4 GB; use `jax.lax.map` over parts of the batch where that is too much.
+O(N M + Q N DENSE_SHARE) for M frequent words, of which the first part is a row of a matrix product. A passage costs
+8 bytes a distinct word for its postings and 4 bytes for each frequent word of the corpus: about 500 + 500 bytes for 100
+words of English, so a million passages need about 1 GB; its text costs 4 bytes a token in the phrase table on top.
+While a query is answered it needs 4 N bytes of scores: for a million passages and 1,024 queries at once, 4 GB; use
+`jax.lax.map` over parts of the batch where that is too much.
 """
 
 from __future__ import annotations
@@ -170,8 +171,11 @@ class Bm25Index:
         used = jnp.arange(capacity, dtype=jnp.int32) < ends[-1]
         passage = jnp.where(used, self.passages.at[index].get(mode="clip"), self.size)
         impact = self.impacts.at[index].get(mode="clip")
-        row = jnp.where(known, self.row[safe], self.rows.shape[0] - 1)
-        total = jnp.sum(self.rows[row], axis=0)
+        # How often each frequent term is asked for, times their rows: over a batch of queries one matrix product.
+        none = self.rows.shape[0] - 1
+        row = jnp.where(known, self.row[safe], none)
+        asked = jnp.sum(row[:, None] == jnp.arange(none + 1, dtype=jnp.int32), axis=0).astype(jnp.float32)
+        total = jnp.dot(asked, self.rows, precision=jax.lax.Precision.HIGHEST)
         return total.at[passage].add(impact, mode="drop")
 
 

@@ -41,12 +41,11 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
     if not (run_dir / "config.yaml").exists():
         if step is not None:
             raise CheckpointError(f"{source}: --step belongs to a run directory, and this is none")
-        config = load_config(None, [f"model.path={source}", *overrides])
-        setup = build(config)
+        setup = build(_as_it_is(load_config(None, [f"model.path={source}", *overrides])))
         return Policy(setup, {"policy": setup.params}, None)
     stored: Config = load_config(run_dir / "config.yaml")
     # The mesh is that of the devices at hand, not the one of training.
-    config = with_overrides(replace(stored, parallel=ParallelSection()), overrides)
+    config = _as_it_is(with_overrides(replace(stored, parallel=ParallelSection()), overrides))
     setup = build(config, run_dir=run_dir)
     # What is restored has the shapes of the run as it was trained, whatever environment it is now put in.
     families = [f for f in ("first_turn", "trajectory", "turn") if getattr(stored.diagnosis, f"{f}_enabled")]
@@ -71,6 +70,11 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
     base = setup.params if stored.model.lora is not None else None
     parts = restored.train.trainable
     return Policy(setup, {"policy": parts["policy"]}, base, parts.get("critic"), run_dir)
+
+
+def _as_it_is(config: Config) -> Config:
+    """Without the warm start, which is over or never will be: not every environment has the teacher that it needs."""
+    return replace(config, warm_start=replace(config.warm_start, steps=0, reading_steps=0))
 
 
 @dataclass(frozen=True)

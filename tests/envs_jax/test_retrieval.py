@@ -193,3 +193,21 @@ def test_vectors_made_from_the_corpus_keep_the_cosines_of_the_impacts() -> None:
     error = np.asarray(made)[:, filled] - exact
     assert 0.95 < np.sqrt(np.mean(error**2) * dimensions) < 1.05
     assert abs(np.mean(error)) < 0.01
+
+
+def test_equal_passages_score_equal_to_the_last_bit() -> None:
+    """Whatever their place, so that ties are in order of passages, and whatever the other queries of a batch."""
+    texts, rng = corpus(9, vocabulary=60)
+    lexicon, index = Bm25Index.build([texts[i % 9] for i in range(331)], dense_share=1 / 5)
+    assert index.rows.shape[0] > 3
+    assert index.longest > 1
+    asked = queries(texts, rng, 37)
+    scores, best, _ = search(lexicon, index, asked, 331)
+    for first in range(9):
+        assert (scores[:, first::9] == scores[:, first : first + 1]).all()
+    for row in best:
+        found = row[row >= 0]
+        for first in range(9):
+            assert (np.diff(found[found % 9 == first]) == 9).all()
+    again = search(lexicon, index, asked[5:6], 331)[0]
+    np.testing.assert_array_equal(again[0], scores[5])

@@ -130,6 +130,18 @@ def test_episodes_equal_plain_python_move_by_move(n: int, difficulty: str) -> No
             if open_ and rng.random() < 0.5:
                 cell[i] = rng.choice(open_)
                 digit[i] = solution[i, cell[i]]
+            elif rng.random() < 0.2:  # a legal wrong digit, half of the time where the right one stands
+                spoils = rng.random() < 0.5
+                legal = [
+                    (c, d)
+                    for c in range(n * n)
+                    for d in range(1, n + 1)
+                    if not given[i, c] and (grids[i][c] == solution[i, c]) == spoils
+                    if d not in (solution[i, c], grids[i][c])
+                    if all(grids[i][p] != d for p in peers[c])
+                ]
+                if legal:
+                    cell[i], digit[i] = legal[rng.integers(len(legal))]
         out = jax.device_get(
             step(jax.random.key(t), state, Placement(cell.astype(np.int32), digit.astype(np.int32)), params)
         )
@@ -168,8 +180,7 @@ def test_episodes_equal_plain_python_move_by_move(n: int, difficulty: str) -> No
             seen["won"] += won
             live[i] = not won
         state = jax.tree.map(jnp.asarray, out.state)
-    hard_to_meet = {"spoilt"} if n == 9 else set()  # a legal digit where the right one stands
-    assert all(count > 0 for kind, count in seen.items() if kind not in hard_to_meet), seen
+    assert min(seen.values()) > 2, seen
 
 
 def test_alternating_digits_earns_nothing() -> None:

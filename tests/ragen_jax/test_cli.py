@@ -16,6 +16,7 @@ from micro_run import TREE
 import envs_jax
 from ragen_jax import cli
 from ragen_jax.cli import main, split_overrides
+from ragen_jax.models.hub import pulled
 from ragen_jax.play import play
 from ragen_jax.training import trainer
 
@@ -165,6 +166,48 @@ def test_envs_show_prints_the_exact_prompt(capsys: Capture) -> None:
     assert out.endswith(f"{prompt}\n")
 
 
+# Small pools, so that every tag is quick.
+SMALL = {"SearchQA": ["--env.num_passages=48"], "WebShop": ["--env.num_products=24"]}
+SMALL["WebShopFull"] = SMALL["WebShop"]
+
+
+@pytest.mark.parametrize("tag", envs_jax.registered())
+def test_envs_show_knows_every_tag(tag: str, capsys: Capture) -> None:
+    assert main(["envs", "show", tag, "--seed", "3", "--env.num_levels=8", *SMALL.get(tag, [])]) == 0
+    head, _, prompt = capsys.readouterr().out.partition("\n# The prompt, ")
+    state = head.removeprefix(f"# {tag}, level 3\n").rstrip("\n")
+    assert state in prompt
+    assert prompt.endswith("<think>\n")
+
+
+def test_a_person_buys_something(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    env, params = envs_jax.make("WebShop", num_levels=4, num_products=48)
+    shop = env.env.shop
+    goals = [*shop.catalogue.goals["train"], *shop.catalogue.goals["eval"]]
+    goal = next(goals[int(g)] for g in params.env.levels if goals[int(g)].options)
+    level = [int(g) for g in params.env.levels].index(goals.index(goal))
+    product = shop.catalogue.products[goal.product]
+    said = [f"search[{product.title}]", f"click[{product.asin.lower()}]", "click[buy it]"]
+    said += [f"click[{option}]" for option in goal.options] + ["click[buy now]"]
+    monkeypatch.setattr("builtins.input", Mock(side_effect=said))
+    argv = [
+        "play",
+        "WebShop",
+        "--seed",
+        str(level),
+        "--env.seed=0",
+        "--env.num_levels=4",
+        "--env.num_products=48",
+    ]
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"Instruction: {goal.text}") == len(said) + 1
+    assert f"{product.title} [SEP]" in out
+    assert all(f"{option} (chosen)" in out for option in goal.options)
+    assert out.count("reward +0.0\n") == len(said) - 1
+    assert out.endswith("Thank you for shopping with us.\n\nSuccess.\nTotal +1.0\n")
+
+
 def test_play_follows_a_script(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Mock(side_effect=["Up || Down", "x" * 500, "fly", EOFError])
     monkeypatch.setattr("builtins.input", answers)
@@ -247,6 +290,46 @@ def test_eval_prints_what_the_run_logged(trained: Path, capsys: Capture) -> None
     table = capsys.readouterr().out
     for value in (out["metrics"]["val-env/FrozenLake/success"], out["baselines"]["blind"]["success"]):
         assert f"{value:.3f} [" in table
+
+
+def evaluated(source: str, tag: str, capsys: Capture) -> dict[str, float]:
+    """Metrics of two episodes of at most two turns."""
+    turns = min(2, envs_jax.spec(tag).turn.get("max_turns", 5))
+    small = [
+        f"--env.max_turns={turns}",
+        "--env.max_response_tokens=24",
+        "--env.num_levels=8",
+        *SMALL.get(tag, []),
+    ]
+    small += ["--evaluation.levels=2", "--evaluation.batch_size=2"]
+    assert main(["eval", source, "--json", "--env.tag", tag, *small]) == 0
+    out = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return {n.removeprefix(f"val-env/{tag}/"): v for n, v in out["metrics"].items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tag", envs_jax.registered())
+def test_eval_puts_a_policy_into_every_tag(trained: Path, tag: str, capsys: Capture) -> None:
+    """The small policy, whatever environment it was trained in."""
+    found = evaluated(str(trained), tag, capsys)
+    assert found["success_low"] <= found["success"] <= found["success_high"]
+    assert 0 <= found["format_ok"] <= 1
+    assert abs(found["reward"]) < 100  # and a number at all
+
+
+ONE_OF_EACH = sorted({envs_jax.spec(tag).factory: tag for tag in envs_jax.registered()}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tag", ONE_OF_EACH)
+def test_eval_of_a_language_model(tag: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2, where it has been pulled."""
+    monkeypatch.delenv("RAGEN_JAX_CACHE")
+    if pulled("smollm2-135m") is None:
+        pytest.skip("ragen-jax models pull smollm2-135m")
+    found = evaluated("smollm2-135m", tag, capsys)
+    assert 0 <= found["success"] <= 1
+    assert abs(found["reward"]) < 100
 
 
 def test_diagnose_prints_table_1_and_traces(trained: Path, capsys: Capture) -> None:
