@@ -79,6 +79,10 @@ class Checkpoints:
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
+    def all_steps(self) -> list[int]:
+        """Steps of the whole checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
     def save(self, state: RunState, host: HostState) -> str | None:
         """Starts writing step `host.step`; returns once the arrays are copied.
 
@@ -148,6 +152,11 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether `path` is a run directory."""
+    return (Path(path) / "config.yaml").is_file()
 
 
 def latest_step(run_dir: Path) -> int | None:
