@@ -106,6 +106,10 @@ class Checkpoints:
     def latest(self) -> int | None:
         return self._manager.latest_step()
 
+    def all_steps(self) -> list[int]:
+        """Steps of the whole checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
     def save(self, state: RunState, host: HostState, success: float | None = None) -> str | None:
         """Starts writing step `host.step`; returns once the arrays are copied. `success`: this step's, if evaluated.
 
@@ -176,6 +180,11 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether `path` is a run directory."""
+    return (Path(path) / "config.yaml").is_file()
 
 
 def latest_step(run_dir: Path) -> int | None:

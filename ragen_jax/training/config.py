@@ -75,7 +75,7 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A model file with its tokenizer, or the size of one to build from scratch.
+    """A model file with its tokenizer, the policy of another run, or the size of one to build from scratch.
 
     A policy from scratch gets a small tokenizer made from the environment's text.
 
@@ -86,7 +86,8 @@ class ModelSection:
         than written out one by one, which is faster on a CPU; null: on TPUs alone.
     """
 
-    path: str | None = None  # a GGUF file, a Hugging Face folder, a name of `ragen-jax models list`
+    # a GGUF file, a Hugging Face folder, a name of `ragen-jax models list`, or a run directory: its newest policy
+    path: str | None = None
     hidden_size: int = 128  # this and the next five are those of a policy from scratch
     num_hidden_layers: int = 3  # blocks
     num_attention_heads: int = 4  # query heads
@@ -248,7 +249,7 @@ class WarmStartSection:
 class TrainingSection:
     """The loop. Batch sizes count rows (episodes)."""
 
-    total_training_steps: int = 200  # iterations of roll out, filter, update
+    total_training_steps: int = 200  # iterations of roll out, filter, update; 0: the warm start alone
     mini_batch_size: int = 32  # episodes of one optimiser step, at most
     micro_batch_size: int = 4  # episodes of one forward and backward; changes memory, not the result
     ppo_epochs: int = 1  # passes over a step's episodes
@@ -258,9 +259,9 @@ class TrainingSection:
     max_skipped_updates: int = 10  # stop after this many optimiser steps with a gradient that is not finite
 
     def __post_init__(self) -> None:
+        _at_least("training.total_training_steps", self.total_training_steps, 0)
         for name in (
-            "total_training_steps", "mini_batch_size", "micro_batch_size", "ppo_epochs", "length_buckets",
-            "max_skipped_updates",
+            "mini_batch_size", "micro_batch_size", "ppo_epochs", "length_buckets", "max_skipped_updates",
         ):  # fmt: skip
             _at_least(f"training.{name}", getattr(self, name), 1)
         if self.mini_batch_size % self.micro_batch_size:

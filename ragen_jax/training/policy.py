@@ -14,7 +14,7 @@ from ragen_jax.models.load import locate
 from ragen_jax.parallel import ParallelSection
 from ragen_jax.rl import init_state, policy_params
 from ragen_jax.rl.layout import abstract
-from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState
+from ragen_jax.training.checkpoints import CheckpointError, Checkpoints, RunState, is_run
 from ragen_jax.training.config import Config, load_config, with_overrides
 from ragen_jax.training.diagnosis import empty_ema
 from ragen_jax.training.programs import diagnosis_program, episode_metrics, rollout_program, tag_metrics
@@ -38,7 +38,7 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
     Raises ValueError naming what is wrong: no such run or model, no such step, a model of other shapes.
     """
     run_dir = Path(source)
-    if not (run_dir / "config.yaml").exists():
+    if not is_run(run_dir):
         if step is not None:
             raise CheckpointError(f"{source}: --step belongs to a run directory, and this is none")
         setup = build(_as_it_is(load_config(None, [f"model.path={source}", *overrides])))
@@ -99,10 +99,10 @@ def load_weights(source: str, *, step: int | None = None, dtype: str = "float32"
 
     `dtype` is the compute dtype of a model; a run keeps its own.
     """
-    if (Path(source) / "config.yaml").exists():
+    if is_run(source):
         policy = load_policy(source, [], step=step)
         setup, section = policy.setup, policy.setup.config.model
-        origin = None if section.path is None else locate(section.path)
+        origin = _origin(section.path)
         trained = policy.trainable["policy"]
         if section.lora is None:
             return Weights(setup.model, trained, setup.tokenizer, origin=origin)
@@ -112,6 +112,13 @@ def load_weights(source: str, *, step: int | None = None, dtype: str = "float32"
     origin = locate(source)
     model, params, tokenizer = load_model(origin, dtype=dtype)
     return Weights(model, params, tokenizer, origin=origin)
+
+
+def _origin(path: str | None) -> Path | None:
+    """The files behind `model.path`, through any runs between; None for a policy from scratch."""
+    while path is not None and is_run(path):
+        path = load_config(Path(path) / "config.yaml").model.path
+    return None if path is None else locate(path)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from ragen_jax.rl.layout import shardings
 from ragen_jax.rollout import RolloutSpec, StopTable, make_stop_table
 from ragen_jax.rollout.sampling import LEVEL
 from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer, load_tokenizer
-from ragen_jax.training.config import Config, EnvConfig
+from ragen_jax.training.checkpoints import is_run
+from ragen_jax.training.config import Config, EnvConfig, ModelSection
 from ragen_jax.training.diagnosis import DiagnosisSpec
 from ragen_jax.training.teachers import has_teacher, vocabulary
 
@@ -195,16 +196,7 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
             steps = config.warm_start.steps
             raise ConfigError("warm_start.steps", steps, "a warm start trains full weights; drop model.lora")
 
-        def layout(model: ModelConfig) -> Any:
-            model = replace(model, placement=placement)
-            return shardings(abstract_params(model), model)
-
-        model, params, found = load_model(
-            section.path, dtype=section.dtype, shardings=None if placement is None else layout
-        )
-        model = replace(
-            model, placement=placement, attention=section.attention, scan_layers=section.scan_layers
-        )
+        model, params, found = _load(section, placement)
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found
@@ -242,6 +234,32 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
             config.gradients.sketch_size, config.gradients.bootstrap,
         ),
     )  # fmt: skip
+
+
+def _load(
+    section: ModelSection, placement: Placement | None
+) -> tuple[ModelConfig, Params, AnyTokenizer | None]:
+    """The model of `section.path`: the policy of a run as its newest checkpoint has it, or a model's files."""
+    assert section.path is not None
+
+    def layout(model: ModelConfig) -> Any:
+        model = replace(model, placement=placement)
+        return shardings(abstract_params(model), model)
+
+    if is_run(section.path):
+        from ragen_jax.training.policy import load_weights  # builds the other run's setup with this module
+
+        weights = load_weights(section.path)
+        model, params, found = weights.model, weights.merged(), weights.tokenizer
+        params = params if placement is None else jax.device_put(params, layout(model))
+    else:
+        model, params, found = load_model(
+            section.path, dtype=section.dtype, shardings=None if placement is None else layout
+        )
+    model = replace(
+        model, dtype=section.dtype, placement=placement, attention=section.attention, scan_layers=section.scan_layers
+    )  # fmt: skip
+    return model, params, found
 
 
 def _check_rows(config: Config, placement: Placement | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -342,6 +343,49 @@ def test_diagnose_prints_table_1_and_traces(trained: Path, capsys: Capture) -> N
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     (trace,) = found["traces"]
     assert " ".join(trace["reasoning"].split())[:20] in " ".join(out.replace("│", " ").split())
+
+
+GRADIENTS = (
+    "--gradients.env_groups=6", "--gradients.group_size=4", "--gradients.num_buckets=2", "--gradients.bootstrap=50",
+)  # fmt: skip
+
+
+def test_gradients_prints_buckets_and_draws_them(
+    trained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    before = {p: p.stat().st_mtime_ns for p in trained.rglob("*")}
+    assert main(["gradients", str(trained), *GRADIENTS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["metrics"]
+    assert main(["gradients", str(trained), *GRADIENTS, "--plots", str(tmp_path / "plots")]) == 0
+    out = capsys.readouterr().out
+    rows = {
+        cells[0]: cells[1:]
+        for line in out.splitlines()
+        if len(cells := re.split(r"[\s│]{2,}", line.strip(" │"))) > 8
+    }
+    for bucket, prompts in (("bucket_1", 3), ("bucket_2", 3), ("all", 6)):
+        norm = {n: found[f"grad_norm/{bucket}/{n}"] for n in ("prompts", "task", "kl", "entropy")}
+        assert norm["prompts"] == prompts
+        assert norm["kl"] == 0  # the run has no KL
+        assert norm["entropy"] > 0
+        assert rows[bucket][0] == str(prompts)
+        assert rows[bucket][2:5] == [f"{norm[n]:.3g}" for n in ("task", "kl", "entropy")]
+        snr = found[f"grad_snr/{bucket}/snr"]
+        assert snr is None or f"{snr:.3g} [" in rows[bucket][-1]
+    assert found["grad_norm/bucket_1/reward_std_mean"] <= found["grad_norm/bucket_2/reward_std_mean"]
+    drawn = sorted(p.name for p in (tmp_path / "plots").iterdir())
+    assert drawn == ["gradient_norms.png", "gradient_snr.png"]
+    assert all(str(tmp_path / "plots" / name) in out.replace("\n", "") for name in drawn)
+    assert {p: p.stat().st_mtime_ns for p in trained.rglob("*")} == before
+
+
+def test_gradients_refuses_what_it_cannot_measure(trained: Path, capsys: Capture) -> None:
+    assert "each half of a group needs 2 episodes" in refused(capsys, "gradients", str(trained))
+    words = refused(capsys, "gradients", str(trained), *GRADIENTS, "--algorithm.use_kl_loss=true")
+    assert "kept no reference policy, as it was trained without a KL" in words
+    words = refused(capsys, "gradients", str(trained), *GRADIENTS, "--algorithm.adv_estimator=gae")
+    assert "comes without a critic" in words
 
 
 def test_report_says_where_it_is(trained: Path, capsys: Capture) -> None:

@@ -28,7 +28,7 @@ from ragen_jax.training.early_stop import RULES
 from ragen_jax.training.evaluation import evaluate
 from ragen_jax.training.gradients import probe
 from ragen_jax.training.metrics import read_jsonl
-from ragen_jax.training.policy import diagnose_policy, load_policy
+from ragen_jax.training.policy import diagnose_policy, load_policy, load_weights
 from ragen_jax.training.setup import build
 from ragen_jax.training.trainer import read_run_config, resumed_config
 
@@ -497,3 +497,43 @@ def test_damaged_checkpoint_is_named(copy: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoints are there"):
         load_policy(str(copy), [])
     assert not (copy / "checkpoints").exists()
+
+
+# -- a run from another ------------------------------------------------------------------------------------------------
+def test_a_run_begins_where_another_ended(finished: tuple[Path, list[int]], tmp_path: Path) -> None:
+    source = finished[0]
+    config = micro_config(
+        tmp_path, "next", model={"path": str(source)}, training={"total_training_steps": 0}, **UNTRAINED
+    )
+    result = run(config)
+    assert result.stopped is None
+    (row,) = read_jsonl(result.run_dir / "metrics.jsonl")
+    last = read_jsonl(source / "metrics.jsonl")[-1]
+    compared = [n for n in last if n.startswith("val-env/")]
+    assert {n: row[n] for n in compared} == {n: last[n] for n in compared}
+    ours, theirs = (load_policy(str(d), []) for d in (result.run_dir, source))
+    for a, b in zip(*(jax.tree.leaves(p.trainable["policy"]) for p in (ours, theirs)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert ours.setup.model == theirs.setup.model
+    assert ours.setup.tokenizer.encode("Go Left.") == theirs.setup.tokenizer.encode("Go Left.")
+    assert write_report(result.run_dir).exists()  # also of a run without a step
+
+
+def test_adapters_on_the_policy_of_another_run(finished: tuple[Path, list[int]], tmp_path: Path) -> None:
+    source = {"path": str(finished[0]), "lora": {"rank": 2, "alpha": 4.0}}
+    first = run(
+        micro_config(tmp_path, "adapted", model=source, training={"total_training_steps": 1}, **UNTRAINED)
+    )
+    merged = load_weights(str(first.run_dir))
+    assert merged.adapters is not None
+    assert merged.origin is None  # its model has no files of its own
+    second = build(micro_config(tmp_path, "again", model={"path": str(first.run_dir)}, **UNTRAINED))
+    for a, b in zip(*(jax.tree.leaves(p) for p in (second.params, merged.merged())), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_source_without_a_checkpoint_is_refused(copy: Path, tmp_path: Path) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(CheckpointError, match="no checkpoints are there"):
+        run(micro_config(tmp_path, "next", model={"path": str(copy)}, **UNTRAINED))
+    assert not (tmp_path / "next").exists()
