@@ -18,6 +18,7 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.mixture import Mixture, MixtureParams, share_vocabulary
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams
 from ragen_jax.models import ModelConfig, Params, abstract_params, init_params
+from ragen_jax.models.fingerprint import fingerprint
 from ragen_jax.models.load import load_model
 from ragen_jax.parallel import Placement, check_rows, everywhere, make_placement, several
 from ragen_jax.rl import UpdateSpec
@@ -75,6 +76,11 @@ class Setup:
         """What a rollout reads, as every process needs it."""
         train, held_out, stops = self._tables
         return (train if split == "train" else held_out), stops
+
+    @cached_property
+    def base_fingerprint(self) -> str | None:
+        """Of the frozen weights under adapters; None without adapters."""
+        return None if self.config.model.lora is None else fingerprint(self.params)
 
     @cached_property
     def _tables(self) -> tuple[Any, Any, StopTable]:

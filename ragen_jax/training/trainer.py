@@ -303,7 +303,7 @@ class _Run:
         """The whole run; `preparation` None: from the newest checkpoint."""
         state, host = None, HostState()
         if preparation is None:
-            state, host = self.checkpoints.restore(self._like())
+            state, host = self.checkpoints.restore(self._like(), base=self.setup.base_fingerprint)
             self._keep_reference(None)
             if is_first():
                 write_atomically(self.run_dir / "config.yaml", config_to_yaml(self.config))
@@ -318,7 +318,7 @@ class _Run:
         self.started -= writer.seconds
         try:
             if preparation is not None:
-                state = self._begin(preparation, writer)
+                state = self._begin(preparation, host, writer)
             assert state is not None
             stopped = self._loop(state, host, writer, interrupted)
         except jax.errors.JaxRuntimeError:
@@ -334,7 +334,8 @@ class _Run:
         self.checkpoints.close()
         return RunResult(self.run_dir, self._summary(stopped, host), stopped)
 
-    def _begin(self, preparation: _Preparation, writer: MetricsWriter | Silent) -> RunState:
+    def _begin(self, preparation: _Preparation, host: HostState, writer: MetricsWriter | Silent) -> RunState:
+        host.base_fingerprint = self.setup.base_fingerprint
         if preparation.baselines and is_first():
             write_atomically(self.run_dir / "baselines.json", json.dumps(preparation.baselines, indent=1))
         params, loss = self.setup.params, None
@@ -346,7 +347,7 @@ class _Run:
         if loss is not None:
             metrics["warm_start/loss"] = loss
         writer.write(0, {"time": time.monotonic() - self.started, **metrics})
-        self._save(state, HostState())
+        self._save(state, host)
         return state
 
     def _save(self, state: RunState, host: HostState) -> None:
