@@ -68,6 +68,8 @@ OTHER_NAMES = {
     "algorithm.kl_loss_type": ("actor.kl_loss_type (kl, mse, low_var_kl)", "(k3)"),
     "algorithm.loss_agg_mode": ("actor.loss_agg_mode", "loss_type"),
     "algorithm.cliprange_value": ("critic.cliprange_value", ""),
+    "critic.lora.rank": ("critic.model.lora_rank", ""),
+    "critic.vf_coef": ("", "vf_coef (PPOConfig)"),
     "optim.lr": ("actor.optim.lr", "learning_rate"),
     "optim.critic_lr": ("critic.optim.lr", ""),
     "optim.grad_clip": ("actor.grad_clip", "max_grad_norm"),

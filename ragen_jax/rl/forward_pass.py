@@ -12,10 +12,11 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from ragen_jax.models import Params, forward
+from ragen_jax.rl.critic import critic_hidden, critic_values
 from ragen_jax.rl.layout import whole_everywhere
 from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
 from ragen_jax.rl.spec import UpdateSpec
-from ragen_jax.rl.state import critic_values, policy_params
+from ragen_jax.rl.state import policy_params
 from ragen_jax.rollout import Trajectories
 from ragen_jax.scoring import policy_logprobs
 
@@ -57,18 +58,21 @@ def score(
         where, found = sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
         targets = at(tokens, where)
 
-        def logprob(params: Params) -> tuple[Array, Array]:
-            h = hidden_before(forward(params, spec.model, tokens, remat="none"), where)
-            return policy_logprobs(
-                params, spec.model, h, targets, temperature=temperature, valid_vocab=spec.valid_vocab
-            )
+        def logprob(params: Params) -> tuple[Array, Array, Array]:
+            hidden = forward(params, spec.model, tokens, remat="none")
+            return hidden, *policy_logprobs(
+                params, spec.model, hidden_before(hidden, where), targets, temperature=temperature,
+                valid_vocab=spec.valid_vocab,
+            )  # fmt: skip
 
-        old, entropy = logprob(policy)
-        ref = old if reference is None else logprob(reference)[0]
+        hidden, old, entropy = logprob(policy)
+        ref = old if reference is None else logprob(reference)[1]
         value = jnp.zeros_like(old)
         if spec.objective.uses_critic:
-            critic = trainable["critic"]
-            value = critic_values(critic, hidden_before(forward(critic, spec.model, tokens), where))
+            hidden = critic_hidden(
+                trainable, base, hidden, spec.model, tokens, form=spec.critic, lora=spec.lora
+            )
+            value = critic_values(trainable["critic"], hidden_before(hidden, where))
         place = jnp.where(found, where, slots)
 
         def spread(x: Array) -> Array:

@@ -19,13 +19,14 @@ from jaxtyping import Bool, Float
 
 from ragen_jax.models import Params, forward
 from ragen_jax.rl.credit import advantage_scale, batch_advantages, batch_rewards
+from ragen_jax.rl.critic import critic_hidden, critic_values
 from ragen_jax.rl.forward_pass import Scores, kept_first, score
 from ragen_jax.rl.layout import stored, whole_everywhere
 from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights, token_weights, value_loss
 from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.spec import UpdateSpec
-from ragen_jax.rl.state import TrainState, critic_values, optimiser, policy_params
+from ragen_jax.rl.state import TrainState, optimiser, policy_params
 from ragen_jax.rl.tally import Tally, moments
 from ragen_jax.rollout import Trajectories
 from ragen_jax.scoring import policy_logprobs
@@ -67,9 +68,10 @@ def _loss(
     def pick(x: Array) -> Array:
         return jnp.where(found, at(x[rows, :length], where), 0.0)
 
+    hidden = forward(policy, spec.model, tokens, remat=spec.remat)
     logprob, entropy = policy_logprobs(
-        policy, spec.model, hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
-        at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
+        policy, spec.model, hidden_before(hidden, where), at(tokens, where), temperature=temperature,
+        valid_vocab=spec.valid_vocab,
     )  # fmt: skip
     logprob = jnp.where(found, logprob, 0.0)
     old = jax.lax.stop_gradient(logprob) if on_policy else pick(targets.old)
@@ -99,12 +101,12 @@ def _loss(
         loss = loss + objective.kl_loss_coef * jnp.sum(kl * weight)
         sums["actor/kl_loss"] = mean(kl)
     if objective.uses_critic:
-        critic = trainable["critic"]
-        value = critic_values(
-            critic, hidden_before(forward(critic, spec.model, tokens, remat=spec.remat), where)
+        hidden = critic_hidden(
+            trainable, base, hidden, spec.model, tokens, form=spec.critic, lora=spec.lora, remat=spec.remat
         )
+        value = critic_values(trainable["critic"], hidden_before(hidden, where))
         vf = value_loss(value, pick(targets.value), pick(targets.returns), objective.cliprange_value)
-        loss = loss + jnp.sum(vf * pick(targets.value_weight))
+        loss = loss + spec.critic.vf_coef * jnp.sum(vf * pick(targets.value_weight))
         sums["critic/vf_loss"] = mean(vf)
         sums["critic/vpred_mean"] = mean(value)
     # The aggregate itself is a sum over the minibatch: its weight is counted once a minibatch, by the caller.

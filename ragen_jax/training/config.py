@@ -20,6 +20,7 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.fields import read_fields
 from ragen_jax.models.lora import LoraConfig
 from ragen_jax.parallel.mesh import ParallelSection
+from ragen_jax.rl.critic import CriticConfig
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig
 from ragen_jax.rollout.sampling import Truncation
@@ -386,6 +387,7 @@ class Config:
     model: ModelSection = field(default_factory=ModelSection)
     rollout: RolloutSection = field(default_factory=RolloutSection)
     algorithm: Objective = field(default_factory=Objective)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     warm_start: WarmStartSection = field(default_factory=WarmStartSection)
     training: TrainingSection = field(default_factory=TrainingSection)
@@ -405,6 +407,12 @@ class Config:
                 )
             if self.gradients.env_groups is not None:
                 raise ConfigError("gradients.env_groups", self.gradients.env_groups, f"{fixed} null")
+        if self.critic.kind != "separate" and not self.algorithm.uses_critic:
+            raise ConfigError(
+                "critic.kind", self.critic.kind,
+                f"algorithm.adv_estimator {self.algorithm.adv_estimator} has no critic; use gae or bi_level_gae",
+            )  # fmt: skip
+        self.critic.check_adapters(self.model.lora)
         rows = self.rollout.env_groups * self.rollout.group_size
         if rows % self.training.micro_batch_size:
             raise ConfigError(

@@ -59,6 +59,7 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
             lora=stored.model.lora,
             critic=stored.algorithm.uses_critic,
             key=key,
+            form=stored.critic,
         )
         return RunState(state, empty_ema(tuple(families)))
 

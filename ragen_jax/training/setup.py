@@ -20,6 +20,7 @@ from envs_jax.turn import TurnConfig, TurnEnv, TurnParams
 from ragen_jax.models import ModelConfig, Params, abstract_params, init_params
 from ragen_jax.models.fingerprint import fingerprint
 from ragen_jax.models.load import load_model
+from ragen_jax.models.lora import lora_specs
 from ragen_jax.parallel import Placement, check_rows, everywhere, make_placement, several
 from ragen_jax.rl import UpdateSpec
 from ragen_jax.rl.gradient_analysis import GradientSpec
@@ -211,6 +212,9 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found
+    for adapters in (section.lora, config.critic.adapters(section.lora)):
+        if adapters is not None:
+            lora_specs(model, adapters)  # refuses a rank that the matrices do not have
     env, train, held_out = make_batch(config, tokenizer)
     for part in env.parts if isinstance(env, Mixture) else (env,):
         if config.warm_start.steps and not has_teacher(part):
@@ -228,7 +232,7 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
         max_sampled=max(p.config.max_turns * p.config.max_response_tokens for p in rollout_spec.parts),
         mini_batch_size=training.mini_batch_size, micro_batch_size=training.micro_batch_size,
         ppo_epochs=training.ppo_epochs, length_buckets=training.length_buckets, lora=section.lora,
-        remat=training.remat,
+        remat=training.remat, critic=config.critic,
     )  # fmt: skip
     return Setup(
         config=config, tokenizer=tokenizer, model=model, params=params, env=env, train=train, eval=held_out,

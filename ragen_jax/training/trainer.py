@@ -274,8 +274,9 @@ class _Run:
     def _make_state(self, params: Params, key: jax.Array) -> RunState:
         critic = self.config.algorithm.uses_critic
         state = init_state(
-            self.setup.model, params, self.config.optim, lora=self.lora, critic=critic, key=key
-        )
+            self.setup.model, params, self.config.optim, lora=self.lora, critic=critic, key=key,
+            form=self.config.critic,
+        )  # fmt: skip
         return RunState(state, empty_ema(self.setup.diagnosis_spec.families))
 
     def _fresh(self, params: Params) -> RunState:
