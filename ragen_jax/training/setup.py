@@ -27,6 +27,7 @@ from ragen_jax.rl.gradient_analysis import GradientSpec
 from ragen_jax.rl.layout import shardings
 from ragen_jax.rollout import RolloutSpec, StopTable, make_stop_table
 from ragen_jax.rollout.sampling import LEVEL
+from ragen_jax.rollout.windows import make_window
 from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer, load_tokenizer
 from ragen_jax.training.config import Config, EnvConfig
 from ragen_jax.training.diagnosis import DiagnosisSpec
@@ -220,7 +221,22 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
         if config.warm_start.steps and not has_teacher(part):
             steps = config.warm_start.steps
             raise ConfigError("warm_start.steps", steps, f"{part.tag} has no scripted teacher; set it to 0")
-    rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size, config.rollout.truncation)
+    window = None
+    if isinstance(env, TurnEnv):
+        assert isinstance(train, TurnParams)
+        rollout = config.rollout
+        if rollout.windowed and placement is not None:
+            mode = rollout.context_window_mode
+            raise ConfigError("rollout.context_window_mode", mode, "on several devices contexts must be full")
+        window = make_window(
+            env,
+            train,
+            tokenizer,
+            rollout.context_window_mode,
+            rollout.max_context_window,
+            rollout.max_model_len,
+        )
+    rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size, config.rollout.truncation, window)
     diagnosis, training = config.diagnosis, config.training
     families = {
         "first_turn": diagnosis.first_turn_enabled,
