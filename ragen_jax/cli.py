@@ -235,7 +235,7 @@ def _quiet_and_cached() -> None:
 
     from ragen_jax.models.hub import cache_dir
 
-    if jax.config.jax_compilation_cache_dir is None:  # else the user has chosen one
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

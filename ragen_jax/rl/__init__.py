@@ -10,6 +10,7 @@ from ragen_jax.rl.advantages import (
     whiten,
 )
 from ragen_jax.rl.credit import advantage_scale, batch_advantages, batch_rewards, overlong_penalty
+from ragen_jax.rl.critic import CriticConfig
 from ragen_jax.rl.forward_pass import row_entropy
 from ragen_jax.rl.learner import update
 from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights, token_weights, value_loss
@@ -19,6 +20,7 @@ from ragen_jax.rl.state import OptimConfig, TrainState, init_state, optimiser, p
 from ragen_jax.rl.tally import Tally
 
 __all__ = [
+    "CriticConfig",
     "Objective",
     "OptimConfig",
     "Tally",

@@ -125,6 +125,8 @@ def analyse_gradients(
             f"gradients.group_size is {size}; each half of a group needs {least // 2} episodes with "
             f"{objective.adv_estimator}, so use at least {least}"
         )
+    if traj.windowed:
+        raise ValueError("gradients: rows are whole episodes here; set rollout.context_window_mode to full")
     if objective.uses_reference and reference is None:
         raise ValueError("algorithm.use_kl_loss needs a reference policy: pass reference=")
     key = jax.random.key(0) if key is None else key

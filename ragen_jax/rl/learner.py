@@ -19,13 +19,15 @@ from jaxtyping import Bool, Float
 
 from ragen_jax.models import Params, forward
 from ragen_jax.rl.credit import advantage_scale, batch_advantages, batch_rewards
-from ragen_jax.rl.forward_pass import Scores, kept_first, score
+from ragen_jax.rl.critic import critic_hidden, critic_values
+from ragen_jax.rl.forward_pass import Scores, score
 from ragen_jax.rl.layout import stored, whole_everywhere
 from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights, token_weights, value_loss
-from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches, sampled_slots
+from ragen_jax.rl.microbatch import at, bucket_lengths, hidden_before, microbatches
 from ragen_jax.rl.objective import Objective
+from ragen_jax.rl.rows import episodes, kept_first, lengths, read_rows, row_count, width
 from ragen_jax.rl.spec import UpdateSpec
-from ragen_jax.rl.state import TrainState, critic_values, optimiser, policy_params
+from ragen_jax.rl.state import TrainState, optimiser, policy_params
 from ragen_jax.rl.tally import Tally, moments
 from ragen_jax.rollout import Trajectories
 from ragen_jax.scoring import policy_logprobs
@@ -60,16 +62,13 @@ def _loss(
     """One microbatch's share of the minibatch loss, and its metrics."""
     objective = spec.objective
     policy = policy_params(trainable, base, spec.lora)
-    tokens = spec.model.constrain(traj.tokens[rows, :length], "batch")
-    where, found_rows = sampled_slots(traj.loss_mask[rows, :length] & real[:, None], spec.max_sampled)
+    read = read_rows(traj, rows, real, length, spec.model, spec.max_sampled)
+    tokens, where, found_rows, pick = read.tokens, read.where, read.found, read.pick
     found = found_rows.reshape(-1)
-
-    def pick(x: Array) -> Array:
-        return jnp.where(found, at(x[rows, :length], where), 0.0)
-
+    hidden = forward(policy, spec.model, tokens, remat=spec.remat)
     logprob, entropy = policy_logprobs(
-        policy, spec.model, hidden_before(forward(policy, spec.model, tokens, remat=spec.remat), where),
-        at(tokens, where), temperature=temperature, valid_vocab=spec.valid_vocab,
+        policy, spec.model, hidden_before(hidden, where), at(tokens, where), temperature=temperature,
+        valid_vocab=spec.valid_vocab,
     )  # fmt: skip
     logprob = jnp.where(found, logprob, 0.0)
     old = jax.lax.stop_gradient(logprob) if on_policy else pick(targets.old)
@@ -99,12 +98,12 @@ def _loss(
         loss = loss + objective.kl_loss_coef * jnp.sum(kl * weight)
         sums["actor/kl_loss"] = mean(kl)
     if objective.uses_critic:
-        critic = trainable["critic"]
-        value = critic_values(
-            critic, hidden_before(forward(critic, spec.model, tokens, remat=spec.remat), where)
+        hidden = critic_hidden(
+            trainable, base, hidden, spec.model, tokens, form=spec.critic, lora=spec.lora, remat=spec.remat
         )
+        value = critic_values(trainable["critic"], hidden_before(hidden, where))
         vf = value_loss(value, pick(targets.value), pick(targets.returns), objective.cliprange_value)
-        loss = loss + jnp.sum(vf * pick(targets.value_weight))
+        loss = loss + spec.critic.vf_coef * jnp.sum(vf * pick(targets.value_weight))
         sums["critic/vf_loss"] = mean(vf)
         sums["critic/vpred_mean"] = mean(value)
     # The aggregate itself is a sum over the minibatch: its weight is counted once a minibatch, by the caller.
@@ -176,7 +175,7 @@ def update(
     if not on_policy or objective.uses_reference or objective.uses_critic:
         needed = reference if objective.uses_reference else None
         order = kept_first(traj, kept, jnp.zeros(batch, jnp.int32))
-        fixed = score(state.trainable, base, needed, traj, order, count, spec, temperature)
+        fixed = score(state.trainable, base, needed, traj, order, row_count(traj, kept), spec, temperature)
     rewards = batch_rewards(traj, objective, fixed.old, fixed.ref)
     advantage, returns = batch_advantages(traj, rewards, fixed.value, objective, mask)
     scale, extra = advantage_scale(traj, kept, objective)
@@ -190,7 +189,7 @@ def update(
     minibatch = (jnp.cumsum(kept) * steps - 1) // jnp.maximum(count, 1)
     order = kept_first(traj, kept, minibatch)
     transform = optimiser(spec.optim)
-    lengths = bucket_lengths(slots, spec.length_buckets)
+    longest, row_lengths = width(traj), lengths(traj)
 
     def minibatch_step(i: Array, carry: tuple[TrainState, Tally]) -> tuple[TrainState, Tally]:
         state, tally = carry
@@ -201,9 +200,11 @@ def update(
             weight=token_weights(mask, rows, objective.loss_agg_mode, spec.norm_length),
             value_weight=token_weights(mask, rows, "token-mean", spec.norm_length),
         )  # fmt: skip
-        start = i * count // jnp.maximum(steps, 1)
+        start, size = i * count // jnp.maximum(steps, 1), jnp.sum(rows)
+        if traj.windowed:
+            start, size = row_count(traj, kept & (minibatch < i)), row_count(traj, rows)
         number, pick = microbatches(
-            order, start, jnp.sum(rows), traj.length, spec.micro_batch_size, slots, spec.length_buckets
+            order, start, size, row_lengths, spec.micro_batch_size, longest, spec.length_buckets
         )
 
         def at_length(length: int, rows: Array, real: Array) -> tuple[Any, Tally]:
@@ -211,13 +212,13 @@ def update(
                 state.trainable, base, traj, targets, rows, real, length, spec, temperature, on_policy
             )
 
-        branches = [partial(at_length, n) for n in lengths]
+        branches = [partial(at_length, n) for n in bucket_lengths(longest, spec.length_buckets)]
 
         def accumulate(j: Array, carry: tuple[Any, Tally]) -> tuple[Any, Tally]:
             rows, real, bucket = pick(j)
             grad, out = jax.lax.switch(bucket, branches, rows, real)
             broken = ~jnp.isfinite(optax.tree.norm(grad))
-            where = jnp.where(real & broken, rows, batch)
+            where = jnp.where(real & broken, episodes(traj, rows), batch)
             out = replace(out, nonfinite=out.nonfinite.at[where].set(True, mode="drop"))
             return stored(jax.tree.map(jnp.add, carry[0], grad), spec.model), carry[1] + out
 

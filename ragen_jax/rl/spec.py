@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ragen_jax.models import ModelConfig
 from ragen_jax.models.lora import LoraConfig
+from ragen_jax.rl.critic import CriticConfig
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig
 
@@ -25,6 +26,7 @@ class UpdateSpec:
     length_buckets: int = 4
     lora: LoraConfig | None = None
     remat: str = "none"
+    critic: CriticConfig = field(default_factory=CriticConfig)
 
     def __post_init__(self) -> None:
         for name in ("mini_batch_size", "micro_batch_size", "ppo_epochs", "length_buckets"):

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from ragen_jax.models import ModelConfig, Params
 from ragen_jax.models.lora import LoraConfig, init_lora, merge
+from ragen_jax.rl.critic import CriticConfig, init_critic
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def optimiser(cfg: OptimConfig) -> optax.GradientTransformation:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """`trainable` is {"policy": parameters or LoRA adapters, "critic": critic parameters when there is one}."""
+    """`trainable` is {"policy": parameters or LoRA adapters, "critic": what `init_critic` gives, with a critic}."""
 
     trainable: dict[str, Any]
     opt_state: Any
@@ -89,26 +90,21 @@ class TrainState:
     skipped: Int[Array, ""]  # optimiser steps left out because a gradient was not finite
 
 
-def init_critic(cfg: ModelConfig, policy: Params) -> Params:
-    """A critic that starts from the policy's trunk, with a scalar head at zero."""
-    trunk = {group: leaves for group, leaves in policy.items() if group != "lm_head"}
-    head = {"weight": jnp.zeros(cfg.hidden_size, jnp.float32), "bias": jnp.zeros((), jnp.float32)}
-    return {**jax.tree.map(jnp.array, trunk), "value": head}
-
-
-def critic_values(critic: Params, hidden: Float[Array, "... D"]) -> Float[Array, "..."]:
-    """Scalar value of each hidden state, float32."""
-    head = critic["value"]
-    return hidden.astype(jnp.float32) @ head["weight"] + head["bias"]
-
-
 def init_state(
-    cfg: ModelConfig, policy: Params, optim: OptimConfig, *, lora: LoraConfig | None, critic: bool, key: Array
+    cfg: ModelConfig,
+    policy: Params,
+    optim: OptimConfig,
+    *,
+    lora: LoraConfig | None,
+    critic: bool,
+    key: Array,
+    form: CriticConfig | None = None,
 ) -> TrainState:
-    """A fresh training state around `policy` (which stays frozen when `lora` is given)."""
+    """A fresh training state around `policy` (which stays frozen when `lora` is given), with a critic of that form
+    (None: a separate one)."""
     trainable: dict[str, Any] = {"policy": policy if lora is None else init_lora(cfg, lora, key)}
     if critic:
-        trainable["critic"] = init_critic(cfg, policy)
+        trainable["critic"] = init_critic(cfg, policy, form or CriticConfig(), lora, key)
     return TrainState(trainable, optimiser(optim).init(trainable), jnp.int32(0), jnp.int32(0))
 
 

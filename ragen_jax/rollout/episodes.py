@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ from ragen_jax.rollout.sampling import (
 )
 from ragen_jax.rollout.shares import Shares, any_row, play_shares, share_out
 from ragen_jax.rollout.trajectories import GIVEN, SAMPLED, Trajectories
+from ragen_jax.rollout.windows import Window
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class RolloutSpec:
     env: TurnEnv | Mixture
     valid_vocab: int  # ids at or above are padding rows of the embedding and are never sampled
     truncation: Truncation = field(default_factory=Truncation)
+    window: Window | None = None  # None: every turn is sampled under all that came before
 
     @property
     def capacity(self) -> int:
-        """L: slots of the longest dialogue that the environment's fixed buffers allow."""
-        return max(_slots(env) for env in self.parts)
+        """L: slots of the longest dialogue that the environment's fixed buffers allow, and of what a window inserts."""
+        joints = 0 if self.window is None else len(self.window.answer) + len(self.window.result)
+        return max(dialogue_slots(env) for env in self.parts) + joints
 
     @property
     def parts(self) -> tuple[TurnEnv, ...]:
@@ -61,14 +65,16 @@ class RolloutSpec:
         return self.env.parts if isinstance(self.env, Mixture) else (self.env,)
 
     def __post_init__(self) -> None:
-        for env in self.parts:
+        if self.window is not None:
+            self._check_window(self.window)
+        for env in self.parts if self.window is None else ():
             c = env.config
-            if _slots(env) > self.model.max_position_embeddings:
+            if dialogue_slots(env) > self.model.max_position_embeddings:
                 raise ValueError(
-                    f"an episode of {env.tag} may need {_slots(env)} tokens (prompt {env.prompt_capacity} + "
+                    f"an episode of {env.tag} may need {dialogue_slots(env)} tokens (prompt {env.prompt_capacity} + "
                     f"{c.max_turns} turns of {c.max_response_tokens} sampled + {env.obs_capacity} given), but "
                     f"model.max_position_embeddings is {self.model.max_position_embeddings}; lower env.max_turns or "
-                    "env.max_response_tokens"
+                    "env.max_response_tokens, or show less of it (rollout.max_model_len, rollout.context_window_mode)"
                 )
         if self.valid_vocab > self.model.vocab_size:
             raise ValueError(
@@ -76,8 +82,19 @@ class RolloutSpec:
                 "the model and the tokenizer do not belong together"
             )
 
+    def _check_window(self, window: Window) -> None:
+        if not isinstance(self.env, TurnEnv):
+            raise ValueError("rollout.context_window_mode: a mixture (env.tags) needs full contexts")
+        needed = window.prompt_slots(self.env) + self.env.config.max_response_tokens
+        if needed > self.model.max_position_embeddings:
+            raise ValueError(
+                f"a turn of {self.env.tag} may need {needed} tokens under {window.turns} turns of context, but "
+                f"model.max_position_embeddings is {self.model.max_position_embeddings}; lower "
+                "rollout.max_context_window or rollout.max_model_len"
+            )
 
-def _slots(env: TurnEnv) -> int:
+
+def dialogue_slots(env: TurnEnv) -> int:
     """Slots of the longest dialogue that an environment's fixed buffers allow."""
     turns = env.config.max_turns
     return env.prompt_capacity + turns * env.config.max_response_tokens + (turns - 1) * env.obs_capacity
@@ -114,7 +131,7 @@ class DecodeState:
     position: Int[Array, ""]
 
 
-def _decode(
+def decode(
     params: Params,
     spec: RolloutSpec,
     limits: Int[Array, "B"],
@@ -161,7 +178,7 @@ def _decode(
     return jax.lax.while_loop(unfinished, body, init)
 
 
-def _write(target: Array, start: Array, count: Array, values: Array) -> Array:
+def write(target: Array, start: Array, count: Array, values: Array) -> Array:
     """target[b, start[b] : start[b] + count[b]] = values[b, :count[b]]; what would fall outside is dropped."""
     offsets = jnp.arange(values.shape[1])
     slots = jnp.where(offsets < count[:, None], start[:, None] + offsets, target.shape[1])
@@ -202,9 +219,9 @@ def _append(
         cache=cache,
         hidden=jnp.where(count[:, None] > 0, last, e.hidden),
         length=e.length + count,
-        tokens=_write(e.tokens, e.length, count, tokens),
-        role=_write(e.role, e.length, count, jnp.full_like(tokens, GIVEN)),
-        turn=_write(e.turn, e.length, count, jnp.full_like(tokens, turn)),
+        tokens=write(e.tokens, e.length, count, tokens),
+        role=write(e.role, e.length, count, jnp.full_like(tokens, GIVEN)),
+        turn=write(e.turn, e.length, count, jnp.full_like(tokens, turn)),
     )
 
 
@@ -235,6 +252,14 @@ def rollout(
     weights = decoding_params(params, spec.model)
     inputs = weights, env_params, stops, key, jnp.asarray(temperature, jnp.float32)
     placement = spec.model.placement
+    if spec.window is not None:
+        from ragen_jax.rollout.windowed import windowed_episodes  # which is built from what is here
+
+        if placement is not None:
+            raise ValueError("rollout.context_window_mode: on several devices contexts must be full")
+        assert isinstance(env_params, TurnParams)
+        shares = Shares(levels, group_ids, jnp.zeros_like(levels))
+        return windowed_episodes(spec, group_size, weights, env_params, stops, key, inputs[-1], shares)
     if placement is None:
         return _episodes(spec, group_size, *inputs, Shares(levels, group_ids, jnp.zeros_like(levels)))
     members, shares = share_out(levels, group_ids, group_size, placement.rows)
@@ -281,15 +306,15 @@ def _episodes(
     off = jnp.zeros(batch, bool)
     episode = _Episode(
         env_state=jax.tree.map(each_member, state), live=~off, cache=cache, hidden=each_member(hidden), length=count,
-        tokens=_write(blank, zero, count, prompt),
-        role=_write(blank.astype(jnp.uint8), zero, count, jnp.full_like(prompt, GIVEN)),
+        tokens=write(blank, zero, count, prompt),
+        role=write(blank.astype(jnp.uint8), zero, count, jnp.full_like(prompt, GIVEN)),
         turn=blank, logprob=blank.astype(jnp.float32), turns=zero, terminated=off, truncated=off, success=off,
         overflow=each_member(first.info.obs_overflow),
     )  # fmt: skip
 
     def one_turn(e: _Episode, t: Array) -> tuple[_Episode, dict[str, Array]]:
         turn_keys = fold(keys, t)
-        d = _decode(
+        d = decode(
             weights,
             spec,
             limits,
@@ -324,10 +349,10 @@ def _episodes(
             cache=d.cache,
             hidden=d.hidden,
             length=d.length,
-            tokens=_write(e.tokens, e.length, d.count, d.response),
-            role=_write(e.role, e.length, d.count, sampled),
-            turn=_write(e.turn, e.length, d.count, jnp.full_like(d.response, t)),
-            logprob=_write(e.logprob, e.length, d.count, d.logprob),
+            tokens=write(e.tokens, e.length, d.count, d.response),
+            role=write(e.role, e.length, d.count, sampled),
+            turn=write(e.turn, e.length, d.count, jnp.full_like(d.response, t)),
+            logprob=write(e.logprob, e.length, d.count, d.logprob),
             turns=e.turns + e.live,
             terminated=jnp.where(e.live, step.terminated, e.terminated),
             truncated=jnp.where(e.live, step.truncated, e.truncated),
@@ -335,7 +360,7 @@ def _episodes(
             overflow=e.overflow | (e.live & (step.info.text_overflow | step.info.obs_overflow)),
             live=next_live,
         )
-        obs, obs_len = _without_sampled_eos(step, d, stops)
+        obs, obs_len = without_sampled_eos(step, d, stops)
         obs_len = jnp.where(next_live, obs_len, 0)
         e = jax.lax.cond(
             any_row(next_live, spec.model),
@@ -346,15 +371,15 @@ def _episodes(
         return e, record
 
     episode, records = jax.lax.scan(one_turn, episode, jnp.arange(env.max_turns))
-    records = {n: v.T for n, v in records.items()}
+    columns: dict[str, Any] = {n: v.T for n, v in records.items()}
     return Trajectories(
         tokens=episode.tokens, length=episode.length, role=episode.role, turn=episode.turn, logprob=episode.logprob,
         turns=episode.turns, terminated=episode.terminated, truncated=episode.truncated, success=episode.success,
-        overflow=episode.overflow, level=each_member(levels), group_size=group_size, **records,
+        overflow=episode.overflow, level=each_member(levels), group_size=group_size, **columns,
     )  # fmt: skip
 
 
-def _without_sampled_eos(step: TimeStep, d: DecodeState, stops: StopTable) -> tuple[Array, Array]:
+def without_sampled_eos(step: TimeStep, d: DecodeState, stops: StopTable) -> tuple[Array, Array]:
     """The observation, less its first id where that id closes the turn and the policy has just sampled it."""
     last = jnp.take_along_axis(d.response, jnp.maximum(d.count - 1, 0)[:, None], axis=1)[:, 0]
     first = step.obs_tokens[:, 0]

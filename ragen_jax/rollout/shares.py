@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import jax
@@ -66,7 +66,7 @@ def play_shares(
     if not placement.row_axes:
         return play(*inputs, shares)
     rows = jax.P(placement.row_axes)
-    leaves = [f.name for f in fields(Trajectories) if f.name != "group_size"]
+    leaves = [f.name for f in fields(Trajectories) if f.default is MISSING]
 
     def local(inputs: tuple[Any, ...], shares: Shares) -> dict[str, Array]:
         played = play(*inputs, shares)

@@ -24,6 +24,9 @@ class Trajectories:
     Turns: X of turn t is tokens[:prompt_end]; it includes the opening think tag. Z is tokens[think_start:think_end],
     both tags excluded; an empty span means that the turn has no valid reasoning. `turn_end` is the last sampled slot.
     Entries of turns that were not taken (t >= turns) are 0.
+
+    A context that is not the whole dialogue is X of turn t as runs of the row's own ids: run k is
+    tokens[run_start : run_start + run_length]. Without these (None) X is as above.
     """
 
     tokens: Int[Array, "B L"]
@@ -46,7 +49,20 @@ class Trajectories:
     success: Bool[Array, "B"]
     overflow: Bool[Array, "B"]  # a fixed-length buffer was too short somewhere in the episode
     level: Int[Array, "B"]
+    run_start: Int[Array, "B T K"] | None = None
+    run_length: Int[Array, "B T K"] | None = None
     group_size: int = field(default=1, metadata={"static": True})
+    prompt_slots: int = field(
+        default=0, metadata={"static": True}
+    )  # that hold any prompt, of a limited context
+    turn_slots: int = field(
+        default=0, metadata={"static": True}
+    )  # that hold any response, of a limited context
+
+    @property
+    def windowed(self) -> bool:
+        """Whether turns have contexts of their own."""
+        return self.run_start is not None
 
     @property
     def loss_mask(self) -> Bool[Array, "B L"]:

@@ -43,6 +43,7 @@ class HostState:
     low_variance_steps: int = 0
     low_validations: int = 0
     skipped: int = 0  # optimiser steps left out up to now
+    base_fingerprint: str | None = None  # of the frozen weights under adapters, which no checkpoint holds
     best_success: float | None = None  # of the evaluations up to now
 
     def improves(self, success: float | None) -> bool:
@@ -136,8 +137,14 @@ class Checkpoints:
             )
         return None
 
-    def restore(self, like: RunState, step: int | None = None) -> tuple[RunState, HostState]:
-        """The newest step, or `step`. Raises CheckpointError when there is none or it is not one of `like`'s shapes."""
+    def restore(
+        self, like: RunState, step: int | None = None, *, base: str | None = None
+    ) -> tuple[RunState, HostState]:
+        """The newest step, or `step`. `base`: fingerprint of the weights under its adapters.
+
+        Raises CheckpointError when there is none, it is not one of `like`'s shapes, or its adapters are of other base
+        weights.
+        """
         step = self.latest() if step is None else step
         if step is None or step not in self._manager.all_steps():
             found = ", ".join(map(str, self._manager.all_steps())) or "none"
@@ -160,9 +167,15 @@ class Checkpoints:
                     state=ocp.args.StandardRestore(_abstract(like)), host=ocp.args.JsonRestore()
                 ),
             )
-            return restored.state, HostState(**restored.host)
+            host = HostState(**restored.host)
         except Exception as e:
             raise self._damaged(step, e) from e
+        if None not in (base, host.base_fingerprint) and base != host.base_fingerprint:
+            raise CheckpointError(
+                f"{self.directory}, step {step}: its adapters are of base weights {host.base_fingerprint}, but "
+                f"model.path now holds weights {base}; restore the files that the run was trained on"
+            )
+        return restored.state, host
 
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         others = [s for s in self._manager.all_steps() if s != step]

@@ -20,6 +20,7 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.fields import read_fields
 from ragen_jax.models.lora import LoraConfig
 from ragen_jax.parallel.mesh import ParallelSection
+from ragen_jax.rl.critic import CriticConfig
 from ragen_jax.rl.objective import Objective
 from ragen_jax.rl.state import OptimConfig
 from ragen_jax.rollout.sampling import Truncation
@@ -112,6 +113,12 @@ class RolloutSection:
     rollout_filter_level: groups are ranked and kept as a whole ("prompt"), or single episodes ("trajectory").
     rollout_filter_eps_mode: absolute: the slack in units of the scores; relative: as a share of their sum.
     rollout_filter_adaptive: keep everything in a step where the Std/Mean of reward variance over prompts is below this.
+    context_window_mode: what a turn is sampled and learned under: the whole dialogue; the dialogue of the last
+        max_context_window turns (limited_multi_turn); one message that holds these (single_turn). The latter two, and a
+        max_model_len, encode each turn's prompt anew and learn from each turn by itself.
+    max_context_window: turns shown, the present one among them; of the two limited modes. -1: all, of full.
+    max_model_len: most tokens of a prompt and its response: of a dialogue that outgrows it the oldest turns are left
+        out. null: a dialogue that may outgrow the model's positions is refused.
     max_num_gen_batches: most batches that a step rolls out to replace groups that the filter dropped (DAPO's dynamic
         sampling); 1: none is replaced.
     """
@@ -144,6 +151,9 @@ class RolloutSection:
     rollout_filter_adaptive: float = 0.0
     rollout_filter_empty_stop_steps: int = 5  # stop after so many steps on end with nothing kept; 0: never
     max_num_gen_batches: int = 1
+    context_window_mode: Literal["full", "limited_multi_turn", "single_turn"] = "full"
+    max_context_window: int = -1
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         _at_least("rollout.env_groups", self.env_groups, 1)
@@ -158,6 +168,7 @@ class RolloutSection:
                 "rollout.temperature", self.temperature, "training needs a positive temperature"
             )
         self._check_value()
+        self._check_context()
         if self.group_size == 1 and self.filters and not self._ranks_values:
             raise ConfigError(
                 "rollout.group_size", 1,
@@ -181,6 +192,21 @@ class RolloutSection:
                     "rollout.max_num_gen_batches", self.max_num_gen_batches,
                     "whole groups are replaced; set rollout.rollout_filter_level=prompt",
                 )  # fmt: skip
+
+    def _check_context(self) -> None:
+        mode, turns = self.context_window_mode, self.max_context_window
+        if mode == "full" and turns != -1:
+            raise ConfigError(
+                "rollout.max_context_window", turns,
+                "full contexts hold every turn; set rollout.context_window_mode to limited_multi_turn, or this to -1",
+            )  # fmt: skip
+        if mode != "full" and turns < 1:
+            raise ConfigError("rollout.max_context_window", turns, f"{mode} shows at least 1 turn")
+        if self.max_model_len is not None and mode == "single_turn":
+            raise ConfigError(
+                "rollout.max_model_len", self.max_model_len,
+                "single_turn is bounded by rollout.max_context_window; leave it null",
+            )  # fmt: skip
 
     def _check_value(self) -> None:
         value, strategy = self.rollout_filter_value, self.rollout_filter_strategy
@@ -211,6 +237,11 @@ class RolloutSection:
         """Whether anything can be left out."""
         keeps_all = self.rollout_filter_strategy == "top_p" and self.rollout_filter_value >= 1
         return not (keeps_all and self.rollout_filter_include_zero)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether turns have contexts of their own."""
+        return self.context_window_mode != "full" or self.max_model_len is not None
 
     @property
     def truncation(self) -> Truncation:
@@ -399,6 +430,7 @@ class Config:
     model: ModelSection = field(default_factory=ModelSection)
     rollout: RolloutSection = field(default_factory=RolloutSection)
     algorithm: Objective = field(default_factory=Objective)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     warm_start: WarmStartSection = field(default_factory=WarmStartSection)
     training: TrainingSection = field(default_factory=TrainingSection)
@@ -418,6 +450,14 @@ class Config:
                 )
             if self.gradients.env_groups is not None:
                 raise ConfigError("gradients.env_groups", self.gradients.env_groups, f"{fixed} null")
+        if self.rollout.windowed:
+            self._check_windowed()
+        if self.critic.kind != "separate" and not self.algorithm.uses_critic:
+            raise ConfigError(
+                "critic.kind", self.critic.kind,
+                f"algorithm.adv_estimator {self.algorithm.adv_estimator} has no critic; use gae or bi_level_gae",
+            )  # fmt: skip
+        self.critic.check_adapters(self.model.lora)
         rows = self.rollout.env_groups * self.rollout.group_size
         if rows % self.training.micro_batch_size:
             raise ConfigError(
@@ -441,6 +481,16 @@ class Config:
                     f"each half of a group needs {least // 2} episodes with {self.algorithm.adv_estimator}; "
                     f"use at least {least}",
                 )  # fmt: skip
+
+    def _check_windowed(self) -> None:
+        """Refuses what learns from whole episodes as rows."""
+        remedy = "it needs rollout.context_window_mode full, and no rollout.max_model_len"
+        if self.env.tags is not None:
+            raise ConfigError("env.tags", list(self.env.tags), remedy)
+        if self.gradients.every:
+            raise ConfigError("gradients.every", self.gradients.every, remedy)
+        if self.algorithm.rollout_is == "sequence":
+            raise ConfigError("algorithm.rollout_is", "sequence", f"{remedy}; or use token")
 
 
 def off_policy_warning(config: Config) -> str | None:

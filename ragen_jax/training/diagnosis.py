@@ -21,6 +21,7 @@ from ragen_jax.estimators import (
 from ragen_jax.models import ModelConfig, Params
 from ragen_jax.rl.layout import whole_everywhere
 from ragen_jax.rollout import Trajectories
+from ragen_jax.rollout.windows import gather_runs
 from ragen_jax.scoring import Contexts, Traces, cross_score
 
 FAMILIES = {
@@ -83,7 +84,7 @@ def diagnose(
     """Cross-scores a sample of reasoning and estimates everything in the paper's Table 1. Pure; jit with `spec` static.
 
     The first-turn family scores first reasonings under the groups' prompts; the other two give each drawn turn its own
-    column. X of a turn is everything before its reasoning; Z its think span. Returns metrics under the reference's
+    column. X of a turn is everything that it was sampled under; Z its think span. Returns metrics under the reference's
     names, the new moving averages, and for each family the sample with its cross-scores.
     """
     traj = whole_everywhere(traj, spec.model)
@@ -105,6 +106,13 @@ def diagnose(
                 traj.prompt_end[sample.episode, sample.turn], 1
             )  # 0 where nothing is chosen
             contexts = Contexts(traj.tokens[sample.episode], prompt_end)
+            if traj.run_start is not None and traj.run_length is not None:
+                runs = (x[sample.episode, sample.turn] for x in (traj.run_start, traj.run_length))
+                start, count = (jnp.where(sample.chosen[:, None], x, 0) for x in runs)
+                contexts = Contexts(
+                    gather_runs(traj.tokens[sample.episode], start, count, traj.prompt_slots),
+                    jnp.maximum(jnp.sum(count, axis=1), 1),
+                )
             own = jnp.arange(len(sample.episode))
             column_valid = sample.chosen
         traces = gather_traces(traj, sample, spec.max_trace)

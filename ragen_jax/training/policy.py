@@ -58,13 +58,14 @@ def load_policy(source: str, overrides: list[str], *, step: int | None = None) -
             lora=stored.model.lora,
             critic=stored.algorithm.uses_critic,
             key=key,
+            form=stored.critic,
         )
         return RunState(state, empty_ema(tuple(families)))
 
     like = abstract(jax.eval_shape(fresh, setup.params, jax.random.key(0)), setup.model)
     checkpoints = Checkpoints(run_dir, read_only=True)
     try:
-        restored, _ = checkpoints.restore(like, step)
+        restored, _ = checkpoints.restore(like, step, base=setup.base_fingerprint)
     finally:
         checkpoints.close()
     base = setup.params if stored.model.lora is not None else None

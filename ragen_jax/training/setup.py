@@ -18,13 +18,16 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.mixture import Mixture, MixtureParams, share_vocabulary
 from envs_jax.turn import TurnConfig, TurnEnv, TurnParams
 from ragen_jax.models import ModelConfig, Params, abstract_params, init_params
+from ragen_jax.models.fingerprint import fingerprint
 from ragen_jax.models.load import load_model
+from ragen_jax.models.lora import lora_specs
 from ragen_jax.parallel import Placement, check_rows, everywhere, make_placement, several
 from ragen_jax.rl import UpdateSpec
 from ragen_jax.rl.gradient_analysis import GradientSpec
 from ragen_jax.rl.layout import shardings
 from ragen_jax.rollout import RolloutSpec, StopTable, make_stop_table
 from ragen_jax.rollout.sampling import LEVEL
+from ragen_jax.rollout.windows import make_window
 from ragen_jax.tokenizers import BPETokenizer, SmallTokenizer, load_tokenizer
 from ragen_jax.training.checkpoints import is_run
 from ragen_jax.training.config import Config, EnvConfig, ModelSection
@@ -76,6 +79,11 @@ class Setup:
         """What a rollout reads, as every process needs it."""
         train, held_out, stops = self._tables
         return (train if split == "train" else held_out), stops
+
+    @cached_property
+    def base_fingerprint(self) -> str | None:
+        """Of the frozen weights under adapters; None without adapters."""
+        return None if self.config.model.lora is None else fingerprint(self.params)
 
     @cached_property
     def _tables(self) -> tuple[Any, Any, StopTable]:
@@ -200,12 +208,30 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
         if found is None:
             raise ConfigError("model.path", section.path, "the folder has no tokenizer (tokenizer.json)")
         tokenizer = found
+    for adapters in (section.lora, config.critic.adapters(section.lora)):
+        if adapters is not None:
+            lora_specs(model, adapters)  # refuses a rank that the matrices do not have
     env, train, held_out = make_batch(config, tokenizer)
     for part in env.parts if isinstance(env, Mixture) else (env,):
         if config.warm_start.steps and not has_teacher(part):
             steps = config.warm_start.steps
             raise ConfigError("warm_start.steps", steps, f"{part.tag} has no scripted teacher; set it to 0")
-    rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size, config.rollout.truncation)
+    window = None
+    if isinstance(env, TurnEnv):
+        assert isinstance(train, TurnParams)
+        rollout = config.rollout
+        if rollout.windowed and placement is not None:
+            mode = rollout.context_window_mode
+            raise ConfigError("rollout.context_window_mode", mode, "on several devices contexts must be full")
+        window = make_window(
+            env,
+            train,
+            tokenizer,
+            rollout.context_window_mode,
+            rollout.max_context_window,
+            rollout.max_model_len,
+        )
+    rollout_spec = RolloutSpec(model, env, tokenizer.vocab_size, config.rollout.truncation, window)
     diagnosis, training = config.diagnosis, config.training
     families = {
         "first_turn": diagnosis.first_turn_enabled,
@@ -217,7 +243,7 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
         max_sampled=max(p.config.max_turns * p.config.max_response_tokens for p in rollout_spec.parts),
         mini_batch_size=training.mini_batch_size, micro_batch_size=training.micro_batch_size,
         ppo_epochs=training.ppo_epochs, length_buckets=training.length_buckets, lora=section.lora,
-        remat=training.remat,
+        remat=training.remat, critic=config.critic,
     )  # fmt: skip
     return Setup(
         config=config, tokenizer=tokenizer, model=model, params=params, env=env, train=train, eval=held_out,

@@ -275,8 +275,9 @@ class _Run:
     def _make_state(self, params: Params, key: jax.Array) -> RunState:
         critic = self.config.algorithm.uses_critic
         state = init_state(
-            self.setup.model, params, self.config.optim, lora=self.lora, critic=critic, key=key
-        )
+            self.setup.model, params, self.config.optim, lora=self.lora, critic=critic, key=key,
+            form=self.config.critic,
+        )  # fmt: skip
         return RunState(state, empty_ema(self.setup.diagnosis_spec.families))
 
     def _fresh(self, params: Params) -> RunState:
@@ -304,7 +305,7 @@ class _Run:
         """The whole run; `preparation` None: from the newest checkpoint."""
         state, host = None, HostState()
         if preparation is None:
-            state, host = self.checkpoints.restore(self._like())
+            state, host = self.checkpoints.restore(self._like(), base=self.setup.base_fingerprint)
             self._keep_reference(None)
             if is_first():
                 write_atomically(self.run_dir / "config.yaml", config_to_yaml(self.config))
@@ -336,6 +337,7 @@ class _Run:
         return RunResult(self.run_dir, self._summary(stopped, host), stopped)
 
     def _begin(self, preparation: _Preparation, host: HostState, writer: MetricsWriter | Silent) -> RunState:
+        host.base_fingerprint = self.setup.base_fingerprint
         if preparation.baselines and is_first():
             write_atomically(self.run_dir / "baselines.json", json.dumps(preparation.baselines, indent=1))
         params, loss = self.setup.params, None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from child import child_environment
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -20,11 +20,7 @@ def start(processes: int, folder: Path, *action: str) -> list[tuple[int, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
-    }
+    env = child_environment(1)
     running = [
         subprocess.Popen(
             [sys.executable, str(HERE / "hosts_run.py"), str(port), str(processes), str(i), str(folder), *action],

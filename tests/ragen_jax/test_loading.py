@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import child_environment
 from safetensors.numpy import load_file, save_file
 from tiny_models import LLAMA, PLAIN, QWEN2, assert_equal_trees, random_params
 
@@ -192,7 +192,7 @@ def test_sharded_reading_and_host_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHARDED, str(Path(__file__).parent), str(folder)],
         capture_output=True, text=True, check=False,
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"},
+        env=child_environment(4),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     if done.stdout:  # not where there is no /proc

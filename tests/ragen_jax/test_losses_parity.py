@@ -18,9 +18,9 @@ from batches import TINY, random_trajectories
 
 from ragen_jax.models import forward, init_params, unembedding
 from ragen_jax.rl import Objective, OptimConfig, UpdateSpec, batch_advantages, batch_rewards, init_state
+from ragen_jax.rl.critic import critic_values
 from ragen_jax.rl.learner import Targets, _loss
 from ragen_jax.rl.losses import token_weights
-from ragen_jax.rl.state import critic_values
 from ragen_jax.rollout import SAMPLED
 from ragen_jax.training.config import load_config
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from child import child_environment
 
 
 def on_eight_devices(*arguments: str) -> str:
     """Output of mesh_iteration.py in a process with eight CPU devices."""
     here = Path(__file__).parent
-    env = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])]),
-    }
+    env = child_environment(8)
     command = [sys.executable, str(here / "mesh_iteration.py"), *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

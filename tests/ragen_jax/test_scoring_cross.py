@@ -1,14 +1,13 @@
 """`cross_score` against scoring every concatenation, on one device and on eight simulated ones."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import child_environment
 
 from ragen_jax.models.config import Llama3Rope, ModelConfig
 from ragen_jax.models.transformer import abstract_params, forward, init_params, unembedding
@@ -347,11 +346,7 @@ print("equal")
 
 def test_eight_devices():
     """Meshes of 8, 4 x 2, and 4 with a free axis; P that divides and not; the collectives compiled."""
-    env = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]),
-    }
+    env = child_environment(8)
     done = subprocess.run(
         [sys.executable, "-c", DEVICES], env=env, capture_output=True, text=True, check=False
     )
