@@ -28,7 +28,8 @@ from ragen_jax.report.style import BLUE, MUTED, ORANGE, finish, panels, style, t
 from ragen_jax.training.config import load_config
 from ragen_jax.training.diagnosis import FAMILIES
 from ragen_jax.training.metrics import read_jsonl
-from ragen_jax.training.trainer import RunResult, resumed_config, train
+from ragen_jax.training.run_dir import resumed_config
+from ragen_jax.training.trainer import RunResult, train
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PRESETS = ("ppo", "grpo", "dapo", "dr_grpo")

@@ -269,7 +269,8 @@ def _trained(args: argparse.Namespace, overrides: list[str]) -> int:
     from ragen_jax.parallel import is_first
     from ragen_jax.report import write_report
     from ragen_jax.training.config import load_config
-    from ragen_jax.training.trainer import resumed_config, train
+    from ragen_jax.training.run_dir import resumed_config
+    from ragen_jax.training.trainer import train
 
     console = _console()
     if args.resume is not None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from envs_jax.errors import ConfigError
-from envs_jax.turn import TurnState
 from ragen_jax.estimators import REGIME_NAMES, UNKNOWN, regime, regime_thresholds
 from ragen_jax.models import Params
 from ragen_jax.parallel import anyone, check_same, is_first, on_first, several
@@ -41,13 +36,11 @@ from ragen_jax.training.config import (
     Config,
     config_to_dict,
     config_to_yaml,
-    load_config,
     off_policy_warning,
-    with_overrides,
 )
 from ragen_jax.training.diagnosis import FAMILIES, empty_ema
 from ragen_jax.training.early_stop import early_stop
-from ragen_jax.training.evaluation import baselines, evaluate
+from ragen_jax.training.evaluation import evaluate
 from ragen_jax.training.gradients import analyse, as_metrics
 from ragen_jax.training.metrics import (
     JsonLines,
@@ -57,6 +50,7 @@ from ragen_jax.training.metrics import (
     merge,
     write_atomically,
 )
+from ragen_jax.training.preparation import Preparation, prepare, warm_start
 from ragen_jax.training.programs import (
     diagnosis_program,
     entropy_program,
@@ -66,10 +60,10 @@ from ragen_jax.training.programs import (
     update_program,
 )
 from ragen_jax.training.records import episode_records, first_rows, write_records
-from ragen_jax.training.setup import Part, Setup, build, draw_levels
+from ragen_jax.training.run_dir import check_new, make_run_dir, read_run_config
+from ragen_jax.training.setup import Setup, build, draw_levels
+from ragen_jax.training.shell import Clock, Interrupted, interruptible, progress_bar
 from ragen_jax.training.summary import summarise
-from ragen_jax.training.teachers import demonstrations, descriptions
-from ragen_jax.training.warm_start import Dialogues, Phase, imitate, merge_dialogues, play, read_aloud
 
 _DIAGNOSE = 7  # address of the diagnosis's random numbers within a step
 
@@ -100,121 +94,6 @@ class RunResult:
     stopped: str | None
 
 
-def read_run_config(run_dir: Path) -> Config:
-    """The resolved configuration of an existing run."""
-    path = run_dir / "config.yaml"
-    if not path.exists():
-        raise ConfigError("run", str(run_dir), "is not a run directory (no config.yaml)")
-    return load_config(path)
-
-
-_MAY_CHANGE = ("training.total_training_steps", "evaluation.test_freq", "run.save_freq", "run.rollout_freq")
-
-
-def resumed_config(run_dir: Path, overrides: list[str]) -> Config:
-    """A run's configuration with the few overrides that leave what was trained so far as it is."""
-    for item in overrides:
-        name = item.partition("=")[0]
-        if name not in _MAY_CHANGE and not name.startswith("parallel."):
-            remedy = (
-                f"cannot change in a resumed run; only {', '.join(_MAY_CHANGE)} and the mesh (parallel) can"
-            )
-            raise ConfigError(name, item.partition("=")[2], remedy)
-    return with_overrides(read_run_config(run_dir), overrides)
-
-
-def _check_new(config: Config) -> Path:
-    """The directory of a run that is not there yet."""
-    run_dir = Path(config.run.dir) / config.run.name
-    if (run_dir / "config.yaml").exists():
-        raise ConfigError(
-            "run.name", config.run.name,
-            f"{run_dir} holds a run already; choose another run.name, or go on with it: "
-            f"ragen-jax train --resume {run_dir}",
-        )  # fmt: skip
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise ConfigError(
-            "run.name", config.run.name, f"{run_dir} exists and is no run; choose another run.name"
-        )
-    place = next(p for p in run_dir.absolute().parents if p.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(
-            "run.dir", config.run.dir, f"nothing can be written in {place}; choose another folder"
-        )
-    return run_dir
-
-
-def _make_run_dir(run_dir: Path, setup: Setup) -> None:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    setup.tokenizer.save(run_dir / "tokenizer")
-    write_atomically(run_dir / "config.yaml", config_to_yaml(setup.config))
-
-
-@dataclass(frozen=True)
-class _Preparation:
-    """What a run from the start needs besides its setup: the part that can still be refused for bad settings."""
-
-    baselines: dict[str, dict[str, float]]
-    phases: list[Phase]  # of the warm start
-
-
-def _prepare(setup: Setup) -> _Preparation:
-    section = setup.config.warm_start
-    found = baselines(setup)
-    if not section.steps:
-        return _Preparation(found, [])
-
-    key = jax.random.fold_in(jax.random.key(setup.config.run.seed), 0)
-    lessons = [_lessons(setup, part, key) for part in setup.parts]
-    phases = [
-        Phase(
-            merge_dialogues([read for read, _ in lessons]), section.reading_steps, section.reading_batch_size
-        ),
-        Phase(merge_dialogues([played for _, played in lessons]), section.steps, section.batch_size),
-    ]
-    return _Preparation(found, phases)
-
-
-def _lessons(setup: Setup, part: Part, key: jax.Array) -> tuple[Dialogues, Dialogues]:
-    """What the teacher sees in the states that it meets, each read by itself, and its dialogues, in one environment.
-
-    Without reading steps its dialogues twice. The environment's share of all demonstrations is that of its groups.
-    """
-    section = setup.config.warm_start
-    met: list[TurnState] = []
-
-    def speak(states: TurnState, key: jax.Array) -> list[str]:
-        met.append(states)
-        return demonstrations(part.env, part.train, states, key, section.skill)
-
-    def see(states: TurnState, key: jax.Array) -> list[str]:
-        return descriptions(part.env, part.train, states, key)
-
-    count = max(1, section.demonstrations * part.groups // setup.config.rollout.env_groups)
-    world = part.env, part.train, setup.tokenizer
-    played = play(*world, speak, jnp.arange(count) % part.env.num_levels, key)
-    if not section.reading_steps:
-        return played, played
-    states = jax.tree.map(lambda *turns: np.concatenate(turns), *met)
-    live = ~(states.terminated | states.truncated)
-    states = jax.tree.map(lambda x: x[live], states)
-    return read_aloud(*world, see, states, key), played
-
-
-def _warm_start(setup: Setup, phases: list[Phase], progress: Progress) -> tuple[Params, float]:
-    """Imitates the demonstrations; returns the parameters and the last loss in nats a token."""
-    section = setup.config.warm_start
-    params, loss = setup.params, jnp.float32(math.nan)
-    task = progress.add_task("warm start", total=sum(phase.steps for phase in phases), note="")
-    for params, loss in imitate(  # noqa: B007
-        setup.params, setup.model, phases, lr=section.lr,
-        valid_vocab=setup.tokenizer.vocab_size, seed=setup.config.run.seed,
-    ):  # fmt: skip
-        progress.advance(task)
-    progress.update(task, note=f"loss {float(loss):.3f}")
-    return params, float(loss)
-
-
 def train(
     config: Config | None = None, *, resume: Path | None = None, console: Console | None = None
 ) -> RunResult:
@@ -237,18 +116,18 @@ def train(
         {name: str(section) for name, section in config_to_dict(config).items()} | {"--resume": str(run_dir)}
     )
     if resume is None:
-        on_first(partial(_check_new, config))
+        on_first(partial(check_new, config))
     check_loggers(wandb=config.run.wandb)
     setup = build(config, run_dir=resume)
     begun = resume is not None and latest_step(run_dir) is not None
     with console.status("playing the baselines and the teacher"):
-        preparation = None if begun else _prepare(setup)
+        preparation = None if begun else prepare(setup)
     if resume is None:
-        on_first(partial(_make_run_dir, run_dir, setup))
+        on_first(partial(make_run_dir, run_dir, setup))
     warning = off_policy_warning(config)
     if warning:
         console.print(f"Warning: {warning}")
-    with _progress(console) as progress, _interruptible() as interrupted:
+    with progress_bar(console) as progress, interruptible() as interrupted:
         try:
             return _Run(setup, run_dir, progress).go(preparation, interrupted)
         except jax.errors.JaxRuntimeError as error:
@@ -301,7 +180,7 @@ class _Run:
             save_tree(path, params)
         self.reference = load_tree(path, self.setup.params)
 
-    def go(self, preparation: _Preparation | None, interrupted: _Interrupted) -> RunResult:
+    def go(self, preparation: Preparation | None, interrupted: Interrupted) -> RunResult:
         """The whole run; `preparation` None: from the newest checkpoint."""
         state, host = None, HostState()
         if preparation is None:
@@ -336,13 +215,13 @@ class _Run:
         self.checkpoints.close()
         return RunResult(self.run_dir, self._summary(stopped, host), stopped)
 
-    def _begin(self, preparation: _Preparation, host: HostState, writer: MetricsWriter | Silent) -> RunState:
+    def _begin(self, preparation: Preparation, host: HostState, writer: MetricsWriter | Silent) -> RunState:
         host.base_fingerprint = self.setup.base_fingerprint
         if preparation.baselines and is_first():
             write_atomically(self.run_dir / "baselines.json", json.dumps(preparation.baselines, indent=1))
         params, loss = self.setup.params, None
         if preparation.phases:
-            params, loss = _warm_start(self.setup, preparation.phases, self.progress)
+            params, loss = warm_start(self.setup, preparation.phases, self.progress)
         self._keep_reference(params)
         state = self._fresh(params)
         metrics = self._evaluate(state, 0)
@@ -365,7 +244,7 @@ class _Run:
 
     # -- one step ----------------------------------------------------------------------------------------------------
     def _loop(
-        self, state: RunState, host: HostState, writer: MetricsWriter | Silent, interrupted: _Interrupted
+        self, state: RunState, host: HostState, writer: MetricsWriter | Silent, interrupted: Interrupted
     ) -> str | None:
         config, total = self.config, self.config.training.total_training_steps
         task = self.progress.add_task("training", total=total, completed=host.step, note="")
@@ -397,7 +276,7 @@ class _Run:
         setup, config = self.setup, self.config
         key = setup.everywhere(jax.random.fold_in(self.key, step))
         temperature = config.rollout.temperature
-        clock = _Clock()
+        clock = Clock()
         batch = self._collect(state, key, step)
         traj, keep, device = batch.traj, batch.keep, batch.metrics
         clock.lap("rollout", keep)
@@ -590,54 +469,4 @@ class _Batch:
         return self.all[0]
 
 
-class _Clock:
-    """Wall time of the parts of a step; waits for the device at each lap."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str, wait_for: Any) -> None:
-        jax.block_until_ready(wait_for)
-        now = time.monotonic()
-        self._laps[name], self._last = now - self._last, now
-
-    def metrics(self) -> dict[str, float]:
-        laps = {f"timing_s/{n}": s for n, s in self._laps.items()}
-        return laps | {"timing_s/step": sum(self._laps.values())}
-
-
-class _Interrupted:
-    flag = False
-
-
-@contextmanager
-def _interruptible() -> Iterator[_Interrupted]:
-    """Turns the first SIGINT or SIGTERM into a flag; a second one interrupts at once."""
-    state = _Interrupted()
-
-    def note(number: int, frame: Any) -> None:
-        if state.flag:
-            raise KeyboardInterrupt
-        state.flag = True
-        os.write(2, b"\nStopping after this step, with a checkpoint. Once more to stop at once.\n")
-
-    try:
-        old = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: the caller handles signals
-        old = {}
-    try:
-        yield state
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,
-    )  # fmt: skip
-
-
-__all__ = ["CheckpointError", "LostProcess", "RunResult", "read_run_config", "resumed_config", "train"]
+__all__ = ["CheckpointError", "LostProcess", "RunResult", "train"]

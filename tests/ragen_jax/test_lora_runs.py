@@ -19,8 +19,8 @@ from ragen_jax.training.checkpoints import CheckpointError
 from ragen_jax.training.config import Config
 from ragen_jax.training.metrics import read_jsonl
 from ragen_jax.training.policy import load_policy
+from ragen_jax.training.run_dir import resumed_config
 from ragen_jax.training.setup import build
-from ragen_jax.training.trainer import resumed_config
 
 RANK, WIDTH, STATE = 2, 32, "state"
 

@@ -29,8 +29,8 @@ from ragen_jax.training.evaluation import evaluate
 from ragen_jax.training.gradients import probe
 from ragen_jax.training.metrics import read_jsonl
 from ragen_jax.training.policy import diagnose_policy, load_policy, load_weights
+from ragen_jax.training.run_dir import read_run_config, resumed_config
 from ragen_jax.training.setup import build
-from ragen_jax.training.trainer import read_run_config, resumed_config
 
 COMPILED = (
     programs.rollout_program, programs.filter_program, programs.diagnosis_program, programs.update_program,
