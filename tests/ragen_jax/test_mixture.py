@@ -22,7 +22,7 @@ from ragen_jax.report.overview import settings
 from ragen_jax.report.run_directory import read_run
 from ragen_jax.rollout import RolloutSpec, Trajectories, make_stop_table, rollout
 from ragen_jax.tokenizers import SmallTokenizer
-from ragen_jax.training.config import config_from_dict, config_to_dict, with_overrides
+from ragen_jax.training.config import config_from_dict, config_to_dict, load_config, with_overrides
 from ragen_jax.training.metrics import read_jsonl
 from ragen_jax.training.programs import tag_metrics
 from ragen_jax.training.records import first_rows
@@ -240,3 +240,27 @@ def test_a_run_over_a_mixture(tmp_path: Path) -> None:
     assert settings(read_run(result.run_dir))[0] == ("environments", "FrozenLake, Bandit")
     again = run(with_overrides(config, ["training.total_training_steps=3"]), resume=result.run_dir)
     assert again.summary["steps"] == 3
+
+
+@pytest.mark.slow
+def test_the_preset_trains(tmp_path: Path) -> None:
+    """configs/mixture.yaml with everything but its kinds of settings made small."""
+    small = {
+        "run.dir": tmp_path, "run.rollout_freq": 1, "run.tensorboard": False, "env.n_groups": [2, 1],
+        "env.max_turns": 2, "env.by_tag.SimpleSokoban.num_levels": 16, "env.num_levels": 16, "model.hidden_size": 32,
+        "model.num_hidden_layers": 1, "model.intermediate_size": 64, "rollout.env_groups": 3, "rollout.group_size": 2,
+        "rollout.rollout_filter_include_zero": True, "warm_start.steps": 2, "warm_start.batch_size": 4,
+        "warm_start.demonstrations": 8, "training.total_training_steps": 2, "training.mini_batch_size": 6,
+        "training.micro_batch_size": 2, "training.length_buckets": 1, "diagnosis.compute_freq": 2,
+        "evaluation.levels": 2, "evaluation.batch_size": 2, "evaluation.test_freq": 2,
+    }  # fmt: skip
+    preset = load_config(
+        Path(__file__).parents[2] / "configs" / "mixture.yaml", [f"{k}={v}" for k, v in small.items()]
+    )
+    result = run(preset)
+    rows = read_jsonl(result.run_dir / "metrics.jsonl")
+    assert [r["step"] for r in rows] == [0, 1, 2]
+    for tag in ("FrozenLake", "SimpleSokoban"):
+        assert f"train/{tag}/success" in rows[2]
+        assert f"val-env/{tag}/success" in rows[2]
+    assert result.summary["steps"] == 2
