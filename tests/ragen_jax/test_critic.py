@@ -45,7 +45,10 @@ def start(form: CriticConfig, lora: LoraConfig | None) -> tuple[dict[str, Any], 
     return state.trainable, policy
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("separate", "shared under lora") else n for n in FORMS],
+)
 def test_gradient_equals_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form, lora = FORMS[name]
     trainable, policy = start(form, lora)

@@ -174,7 +174,9 @@ class Oracle:
         return self.dialogue(first, t)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "brief single" else case for case in CASES]
+)
 def test_prompts_equal_a_plain_rebuilding(case: str) -> None:
     traj = played(case)
     batch = GROUPS * MEMBERS
@@ -229,7 +231,7 @@ def test_the_whole_dialogue_rebuilt_is_the_whole_dialogue() -> None:
     np.testing.assert_allclose(plain.logprob[same], rebuilt.logprob[same], atol=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", pytest.param("token-mean", marks=pytest.mark.slow)])
 def test_gradient_equals_turns_one_by_one(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row a turn, each under its rebuilt prompt; advantages and denominators are those of episodes."""
     case = "cut"
