@@ -13,8 +13,8 @@ have posting lists, read into one ragged buffer that holds those of any query, s
 O(N M + Q N DENSE_SHARE) for M frequent words, of which the first part is a row of a matrix product. A passage costs
 8 bytes a distinct word for its postings and 4 bytes for each frequent word of the corpus: about 500 + 500 bytes for 100
 words of English, so a million passages need about 1 GB; its text costs 4 bytes a token in the phrase table on top.
-While a query is answered it needs 4 N bytes of scores: for a million passages and 1,024 queries at once, 4 GB; use
-`jax.lax.map` over parts of the batch where that is too much.
+While a query is answered it needs 4 N bytes of scores. `search` answers those queries of a batch that are asked,
+`TOGETHER` at a time: for a million passages 256 MB, whatever the batch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from envs_jax.text.phrases import spread
 from envs_jax.text.words import WORD, HashTable, host_fold_case, host_hashes, words
 
 DENSE_SHARE = 1 / 16
+TOGETHER = 64  # queries of a batch that are answered at once
 K1, B = 0.9, 0.4  # Anserini's and Pyserini's
 STOP_WORDS = frozenset(
     str.split(
@@ -249,3 +251,45 @@ def top(scores: Float[Array, " N"], count: int) -> tuple[Int[Array, " k"], Float
     best, found = jnp.pad(best, (0, missing)), jnp.pad(found, (0, missing))
     hit = best > 0
     return jnp.where(hit, found, -1).astype(jnp.int32), jnp.where(hit, best, 0.0)
+
+
+def search(
+    index: Bm25Index | DenseIndex, terms: Int[Array, " Q"], count: int, wanted: Bool[Array, ""]
+) -> Int[Array, " k"]:
+    """The `count` best passages of a query, as `top` numbers them, where it is `wanted`; -1 elsewhere.
+
+    Under `jax.vmap` the queries that are wanted are gathered and answered `TOGETHER` at a time, so that a batch pays
+    for the rows that search.
+    """
+
+    def best(index: Bm25Index | DenseIndex, terms: Array) -> Array:
+        return top(index.scores(terms), count)[0]
+
+    @jax.custom_batching.custom_vmap
+    def one(index: Bm25Index | DenseIndex, terms: Array, wanted: Array) -> Array:
+        return jnp.where(wanted, best(index, terms), -1)
+
+    @one.def_vmap
+    def batch(size: int, batched: Any, index: Any, terms: Array, wanted: Array) -> tuple[Array, bool]:
+        own_index, own_terms, own_wanted = batched
+        terms = terms if own_terms else jnp.broadcast_to(terms, (size, *terms.shape))
+        wanted = wanted if own_wanted else jnp.broadcast_to(wanted, (size,))
+        if any(jax.tree.leaves(own_index)):
+            axes = jax.tree.map(lambda own: 0 if own else None, own_index)
+            found = jax.vmap(best, in_axes=(axes, 0))(index, terms)
+            return jnp.where(wanted[:, None], found, -1), True
+        chunk = min(TOGETHER, size)
+        order = jnp.argsort(~wanted, stable=True).astype(jnp.int32)
+        asked = jnp.sum(wanted, dtype=jnp.int32)
+        lanes = jnp.arange(chunk, dtype=jnp.int32)
+
+        def answer(i: Array, out: Array) -> Array:
+            place = i * chunk + lanes
+            row = order[jnp.minimum(place, size - 1)]
+            found = jax.vmap(best, in_axes=(None, 0))(index, terms[row])
+            return out.at[jnp.where(place < asked, row, size)].set(found, mode="drop")
+
+        none = jnp.where(wanted[:, None], jnp.int32(-1), jnp.full((size, count), -1, jnp.int32))
+        return jax.lax.fori_loop(0, -(-asked // chunk), answer, none), True
+
+    return one(index, terms, wanted)

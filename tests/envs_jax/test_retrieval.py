@@ -211,3 +211,35 @@ def test_equal_passages_score_equal_to_the_last_bit() -> None:
             assert (np.diff(found[found % 9 == first]) == 9).all()
     again = search(lexicon, index, asked[5:6], 331)[0]
     np.testing.assert_array_equal(again[0], scores[5])
+
+
+@pytest.mark.parametrize("kind", ["bm25", "dense"])
+def test_only_the_queries_of_a_batch_that_are_wanted_are_answered(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "TOGETHER", 8)
+    texts, rng = corpus(200, vocabulary=100)
+    lexicon, index = Bm25Index.build(texts)
+    used: Any = index if kind == "bm25" else DenseIndex.project(index, 16)
+    terms = jnp.asarray(
+        jax.vmap(lambda d, n: lexicon.terms(d, n, Q)[0])(*map(jnp.asarray, encode(queries(texts, rng, 29))))
+    )
+    every = np.stack([np.asarray(retrieval.top(used.scores(t), 7)[0]) for t in terms])
+    assert (every >= 0).any(axis=1).sum() > 20
+    assert (every[4] >= 0).any()
+    batch = jax.jit(jax.vmap(retrieval.search, in_axes=(None, 0, None, 0)), static_argnums=2)
+    for wanted in (np.zeros(29, bool), np.ones(29, bool), np.arange(29) % 3 == 1, np.arange(29) == 28):
+        np.testing.assert_array_equal(batch(used, terms, 7, wanted), np.where(wanted[:, None], every, -1))
+        alone = retrieval.search(used, terms[4], 7, wanted[4])
+        np.testing.assert_array_equal(alone, np.where(wanted[4], every[4], -1))
+    same = jax.vmap(retrieval.search, in_axes=(None, None, None, 0))(
+        used, terms[3], 7, jnp.array([True, False])
+    )
+    np.testing.assert_array_equal(same, [every[3], np.full(7, -1)])
+    several = jax.vmap(batch, in_axes=(None, 0, None, 0))(
+        used, jnp.stack([terms, terms[::-1]]), 7, jnp.ones((2, 29), bool)
+    )
+    np.testing.assert_array_equal(several, [every, every[::-1]])
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), used)
+    own = jax.vmap(retrieval.search, in_axes=(0, 0, None, 0))(stacked, terms[:2], 7, jnp.ones(2, bool))
+    np.testing.assert_array_equal(own, every[:2])

@@ -21,7 +21,7 @@ from envs_jax.tasks.answering import AnswerTask, shuffled_rows
 from envs_jax.tasks.search_qa.corpus import Corpus, CorpusConfig, Question, check_dataset, load_corpus
 from envs_jax.text import similarity
 from envs_jax.text.call import Call, match_call
-from envs_jax.text.retrieval import Bm25Index, DenseIndex, Lexicon, top
+from envs_jax.text.retrieval import Bm25Index, DenseIndex, Lexicon, search
 from envs_jax.text.words import Words
 
 SEARCH, FINISH = 0, 1
@@ -256,7 +256,7 @@ class SearchQA(AnswerTask):
         f1 = above.astype(jnp.float32) / below.astype(jnp.float32)
         reward = jnp.where(exact, 1.0, jnp.where(above * MIN_F1[1] >= below * MIN_F1[0], f1, 0.0))
 
-        results = top(params.index.scores(action.terms), self.top_k)[0]
+        results = search(params.index, action.terms, self.top_k, ~finish)
         support = params.support[state.question]
         wanted = support >= 0
         seen = state.seen | (~finish & wanted & jnp.any(support[:, None] == results[None], axis=1))

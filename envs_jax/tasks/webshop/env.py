@@ -20,7 +20,7 @@ from envs_jax.tasks.webshop.products import CatalogueRules
 from envs_jax.tasks.webshop.reward import judge
 from envs_jax.tasks.webshop.tables import Goals, Pages, RewardTables, Shop, ShopConfig, load_shop
 from envs_jax.text.call import match_call
-from envs_jax.text.retrieval import Bm25Index, Lexicon, top
+from envs_jax.text.retrieval import Bm25Index, Lexicon, search
 from envs_jax.text.scan import first_true
 from envs_jax.text.words import hash_all
 
@@ -304,21 +304,21 @@ class WebShop(AnswerTask):
         to_item = (button == PREV) & on[SUB]
         to_sub = (button >= FIRST_SUB) & (button <= LAST_SUB) & on[ITEM]
         buy = (button == BUY) & on[ITEM]
-        search = (action.kind == DO_SEARCH) & on[SEARCH]
+        asks = (action.kind == DO_SEARCH) & on[SEARCH]
 
         page = state.page
         for flag, target in (
-            (search, RESULTS), (back, SEARCH), (opened, ITEM), (to_results, RESULTS), (to_item, ITEM), (to_sub, SUB),
+            (asks, RESULTS), (back, SEARCH), (opened, ITEM), (to_results, RESULTS), (to_item, ITEM), (to_sub, SUB),
             (buy, DONE),
         ):  # fmt: skip
             page = jnp.where(flag, target, page)
-        results = jnp.where(search, top(params.index.scores(action.terms), t.MAX_RESULTS)[0], state.results)
+        results = jnp.where(asks, search(params.index, action.terms, t.MAX_RESULTS, asks), state.results)
         kind = jnp.where(pick, pages.value_kind[jnp.maximum(value, 0)], -1)
         chosen = jnp.where(jnp.arange(pages.kinds, dtype=jnp.int32) == kind, value, state.chosen)
         after = WebShopState(
             goal=state.goal,
             page=page.astype(jnp.int32),
-            number=jnp.where(search | back, 0, state.number + following - earlier).astype(jnp.int32),
+            number=jnp.where(asks | back, 0, state.number + following - earlier).astype(jnp.int32),
             results=jnp.where(back, -1, results).astype(jnp.int32),
             item=jnp.where(back, -1, jnp.where(opened, product, state.item)).astype(jnp.int32),
             sub=jnp.where(to_sub, button - FIRST_SUB, state.sub).astype(jnp.int32),
@@ -330,7 +330,7 @@ class WebShop(AnswerTask):
         metrics = jnp.stack(
             [
                 bought.raw, buy, found, bought.type_reward, bought.attribute_share, bought.option_share,
-                bought.price_ok, action.cut & search,
+                bought.price_ok, action.cut & asks,
             ]
         ).astype(jnp.float32)  # fmt: skip
         changed = jax.tree.map(lambda a, b: jnp.any(a != b), after, state)
@@ -339,7 +339,7 @@ class WebShop(AnswerTask):
             reward=bought.full.astype(jnp.float32),
             terminated=buy,
             success=bought.full,
-            valid=search | back | following | earlier | to_results | to_item | to_sub | buy | pick | opened,
+            valid=asks | back | following | earlier | to_results | to_item | to_sub | buy | pick | opened,
             effective=jnp.any(jnp.stack(jax.tree.leaves(changed))),
             metrics=metrics,
         )
