@@ -13,7 +13,7 @@ SMOKE := tests/envs_jax/test_bandit.py tests/envs_jax/test_text.py tests/ragen_j
   tests/ragen_jax/test_scoring_logprobs.py tests/ragen_jax/test_update.py tests/ragen_jax/test_trainer.py
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check format pytest parity slow pods smoke ci-slow docs clean
+.PHONY: help quickstart test check format pytest parity slow pods smoke ci-slow docs presets clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ docs: $(VENV)/.installed-dev  ## write docs/configuration.md and the table of do
 
 bench-%: $(VENV)/.installed-parity  ## run benchmarks/%.py, such as bench-environments or bench-decode
 	$(BIN)/python -m benchmarks.$(subst -,_,$*)
+
+presets: $(VENV)/.installed  ## every preset with and without the filter on easy Sokoban: a table; about 20 minutes
+	$(BIN)/python -m benchmarks.presets
 
 clean:  ## remove environments, caches and build products; runs/ and models/ stay
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def report(
         table.add_column(column, justify="left" if index == 0 else "right")
     for line in text:
         table.add_row(*line)
-    Console().print(table)
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
+    Console(width=wide).print(table)
     if not record:
         return
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
