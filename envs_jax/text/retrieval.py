@@ -9,10 +9,10 @@ counts each time. A plural finds its singular: surface forms in the look-up tabl
 words are in no posting list. Equal scores are ordered by passage number.
 
 Work and memory for N passages. A word in more than N * DENSE_SHARE passages has a row of impacts, f32[N]; the others
-have posting lists, read into one ragged buffer that holds those of any query, so nothing is ever cut. A query is
-O(N M + Q N DENSE_SHARE) for M frequent words, of which the first part is a row of a matrix product. A passage costs
-8 bytes a distinct word for its postings and 4 bytes for each frequent word of the corpus: about 500 + 500 bytes for 100
-words of English, so a million passages need about 1 GB; its text costs 4 bytes a token in the phrase table on top.
+have posting lists. A query of Q words is O(N M + Q N DENSE_SHARE) for M frequent words, the first part a row of a
+matrix product. A passage costs 8 bytes a distinct word for its postings and 4 bytes for each frequent word of the
+corpus: about 500 + 500 bytes for 100 words of English, so a million passages need about 1 GB; its text costs 4 bytes a
+token in the phrase table on top.
 While a query is answered it needs 4 N bytes of scores. `search` answers those queries of a batch that are asked,
 `TOGETHER` at a time: for a million passages 256 MB, whatever the batch.
 """
@@ -31,11 +31,11 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt8
 
 from envs_jax.errors import ConfigError
-from envs_jax.text.phrases import spread
 from envs_jax.text.words import WORD, HashTable, host_fold_case, host_hashes, words
 
 DENSE_SHARE = 1 / 16
 TOGETHER = 64  # queries of a batch that are answered at once
+_LOOKED_UP = 16  # words that are looked up at once
 K1, B = 0.9, 0.4  # Anserini's and Pyserini's
 STOP_WORDS = frozenset(
     str.split(
@@ -83,12 +83,20 @@ class Lexicon:
         self, data: UInt8[Array, " A"], length: Int[Array, ""], count: int
     ) -> tuple[Int[Array, " Q"], Bool[Array, ""]]:
         """The first Q = `count` known terms of a query, -1 beyond, and whether it has more."""
-        found = words(data, length, (data.shape[0] + 1) // 2)
-        ids = self.table.find(found.hash)
-        known = (ids >= 0) & (jnp.arange(ids.shape[0], dtype=jnp.int32) < found.count)
-        place = jnp.where(known, jnp.cumsum(known, dtype=jnp.int32) - 1, count)
-        out = jnp.full((count,), -1, jnp.int32).at[place].set(ids, mode="drop")
-        return out, jnp.sum(known, dtype=jnp.int32) > count
+        most = (data.shape[0] + 1) // 2
+        found = words(data, length, -(-most // _LOOKED_UP) * _LOOKED_UP)
+
+        def look_up(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            out, number = carry
+            first = i * _LOOKED_UP
+            ids = self.table.find(jax.lax.dynamic_slice_in_dim(found.hash, first, _LOOKED_UP))
+            known = (ids >= 0) & (first + jnp.arange(_LOOKED_UP, dtype=jnp.int32) < found.count)
+            place = jnp.where(known, number + jnp.cumsum(known, dtype=jnp.int32) - 1, count)
+            return out.at[place].set(ids, mode="drop"), number + jnp.sum(known, dtype=jnp.int32)
+
+        none = jnp.full((count,), -1, jnp.int32), jnp.zeros((), jnp.int32)
+        out, number = jax.lax.fori_loop(0, -(-found.count // _LOOKED_UP), look_up, none)
+        return out, number > count
 
 
 @jax.tree_util.register_dataclass
@@ -166,19 +174,22 @@ class Bm25Index:
         """BM25 score of every passage for a query's terms (ids below zero are left out)."""
         known = terms >= 0
         safe = jnp.where(known, terms, 0)
-        starts = self.offsets[safe]
-        lengths = jnp.where(known, self.offsets[safe + 1] - starts, 0)
-        capacity = terms.shape[0] * self.longest
-        index, ends = spread(starts, lengths, capacity)
-        used = jnp.arange(capacity, dtype=jnp.int32) < ends[-1]
-        passage = jnp.where(used, self.passages.at[index].get(mode="clip"), self.size)
-        impact = self.impacts.at[index].get(mode="clip")
         # How often each frequent term is asked for, times their rows: over a batch of queries one matrix product.
         none = self.rows.shape[0] - 1
         row = jnp.where(known, self.row[safe], none)
         asked = jnp.sum(row[:, None] == jnp.arange(none + 1, dtype=jnp.int32), axis=0).astype(jnp.float32)
         total = jnp.dot(asked, self.rows, precision=jax.lax.Precision.HIGHEST)
-        return total.at[passage].add(impact, mode="drop")
+        # The lists of the others, one term after another, as many as the longest query of a batch has.
+        starts, ends = self.offsets[safe], jnp.where(known, self.offsets[safe + 1], 0)
+        lanes = jnp.arange(self.longest, dtype=jnp.int32)
+
+        def add(i: Array, total: Array) -> Array:
+            index = starts[i] + lanes
+            passage = jnp.where(index < ends[i], self.passages.at[index].get(mode="clip"), self.size)
+            return total.at[passage].add(self.impacts.at[index].get(mode="clip"), mode="drop")
+
+        last = jnp.max(jnp.where(known, jnp.arange(1, terms.shape[0] + 1, dtype=jnp.int32), 0))
+        return jax.lax.fori_loop(0, last, add, total)
 
 
 @jax.tree_util.register_dataclass

@@ -106,33 +106,44 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> 16)
 
 
-def _powers(n: int) -> np.ndarray:
+def _powers(n: int, of: tuple[int, ...] = MULTIPLIERS) -> np.ndarray:
     """multiplier ** i modulo 2 ** 32, u32[n, 2]."""
     rows = np.ones((n, 2), np.uint32)
     for i in range(1, n):
-        rows[i] = [int(rows[i - 1, j]) * m & 0xFFFFFFFF for j, m in enumerate(MULTIPLIERS)]
+        rows[i] = [int(rows[i - 1, j]) * m & 0xFFFFFFFF for j, m in enumerate(of)]
     return rows
 
 
+def _inverse_powers(n: int) -> np.ndarray:
+    """multiplier ** -i modulo 2 ** 32, u32[n, 2]."""
+    return _powers(n, tuple(pow(m, -1, 2**32) for m in MULTIPLIERS))
+
+
+def _hash(sums: UInt32[Array, "... 2"], sizes: Int[Array, "..."]) -> UInt32[Array, "... 2"]:
+    """Of runs of `sizes` bytes whose weighted sums these are."""
+    return _mix(sums ^ jnp.stack([jnp.zeros_like(sizes), sizes], axis=-1).astype(jnp.uint32))
+
+
 def hash_runs(data: UInt8[Array, " N"], inside: Bool[Array, " N"], count: int) -> Words:
-    """Hashes of the first `count` runs of bytes that are `inside`.
+    """Hashes of the first `count` runs of bytes that are `inside`. N is below 2^16.
 
     The hash of bytes b_0 .. b_n is the sum of b_i m^i modulo 2^32, mixed, for two multipliers m; the number of bytes
-    goes into the second half.
+    goes into the second half. A run's sum is a difference of running sums, divided by m^start: m is odd.
     """
     n = data.shape[0]
-    slots = jnp.arange(n, dtype=jnp.int32)
+    slots = jnp.arange(n, dtype=jnp.uint32)
     starts = inside & ~previous(inside)
+    ends = inside & ~following(inside)
     run = jnp.cumsum(starts, dtype=jnp.int32) - 1
-    first = jnp.zeros((count,), jnp.int32).at[jnp.where(starts, run, count)].set(slots, mode="drop")
-    place = slots - first[jnp.clip(run, 0, count - 1)]
-    weights = jnp.asarray(_powers(n))[jnp.clip(place, 0, n - 1)]
-    terms = weights * data[:, None].astype(jnp.uint32)
-    owner = jnp.where(inside, run, count)
-    sums = jnp.zeros((count, 2), jnp.uint32).at[owner].add(terms, mode="drop")
-    sizes = jnp.zeros((count,), jnp.uint32).at[owner].add(jnp.uint32(1), mode="drop")
+    borders = jnp.where(starts, slots, 0) + (jnp.where(ends, slots + 1, 0) << 16)
+    borders = (
+        jnp.zeros((count,), jnp.uint32).at[jnp.where(starts | ends, run, count)].add(borders, mode="drop")
+    )
+    first, end = (borders & 0xFFFF).astype(jnp.int32), (borders >> 16).astype(jnp.int32)
+    terms = jnp.asarray(_powers(n)) * jnp.where(inside, data, 0)[:, None].astype(jnp.uint32)
+    sums = jnp.pad(jnp.cumsum(terms, axis=0, dtype=jnp.uint32), ((1, 0), (0, 0)))
+    hashes = _hash((sums[end] - sums[first]) * jnp.asarray(_inverse_powers(n))[first], end - first)
     total = jnp.sum(starts, dtype=jnp.int32)
-    hashes = _mix(sums ^ jnp.stack([jnp.zeros_like(sizes), sizes], axis=1))
     kept = jnp.arange(count, dtype=jnp.int32) < total
     return Words(jnp.where(kept[:, None], hashes, 0), jnp.minimum(total, count), total > count)
 
@@ -145,9 +156,12 @@ def words(data: UInt8[Array, " N"], length: Int[Array, ""], count: int) -> Words
 
 
 def hash_all(data: UInt8[Array, " N"], length: Int[Array, ""]) -> UInt32[Array, "2"]:
-    """Hash of the whole of `data[:length]`."""
-    slots = jnp.arange(data.shape[0], dtype=jnp.int32)
-    return hash_runs(data, slots < length, 1).hash[0]
+    """Hash of the whole of `data[:length]`; of nothing 0, 0."""
+    n = data.shape[0]
+    length = jnp.minimum(length, n)
+    counted = jnp.where(jnp.arange(n, dtype=jnp.int32) < length, data, 0).astype(jnp.uint32)
+    sums = jnp.sum(jnp.asarray(_powers(n)) * counted[:, None], axis=0, dtype=jnp.uint32)
+    return jnp.where(length > 0, _hash(sums, length), 0)
 
 
 def host_hashes(texts: Sequence[str]) -> np.ndarray:
