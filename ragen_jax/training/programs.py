@@ -88,18 +88,17 @@ def filter_program(
     groups = scores.shape[0]
     metrics = episode_metrics(traj) | tag_metrics(traj, shares)
     spread = reward_variance(scores) if size > 1 else jnp.where(jnp.isfinite(scores[:, 0]), 0.0, jnp.nan)
-    metric = section.rollout_filter_metric
-    values = scores
-    if metric.startswith("entropy"):
-        if entropy is None:
-            raise ValueError(f"rollout.rollout_filter_metric {metric} needs the rows' entropies")
-        values = entropy.reshape(-1, size)
-    elif metric == "length":
-        values = jnp.sum(traj.loss_mask, axis=1).reshape(-1, size).astype(jnp.float32)
     finite = jnp.repeat(jnp.isfinite(spread), size)
     if not section.filters:
         ranked, keep = spread, finite
     else:
+        metric, values = section.rollout_filter_metric, scores
+        if metric.startswith("entropy"):
+            if entropy is None:
+                raise ValueError(f"rollout.rollout_filter_metric {metric} needs the rows' entropies")
+            values = entropy.reshape(-1, size)
+        elif metric == "length":
+            values = jnp.sum(traj.loss_mask, axis=1).reshape(-1, size).astype(jnp.float32)
         ranked = filter_scores(values, metric, section.rollout_filter_level)
         chosen = select_groups(
             ranked, strategy=section.rollout_filter_strategy, value=section.rollout_filter_value,

@@ -141,6 +141,8 @@ def test_other_metrics(metric: str) -> None:
         values.reshape(4, 4).std(1, ddof=1) if metric.endswith("variance") else values.reshape(4, 4).mean(1)
     )
     assert set(np.flatnonzero(keep) // 4) == {int(np.argmin(scores))}
+    off = replace(section, rollout_filter_strategy="top_p", rollout_filter_include_zero=True)
+    assert np.all(filter_program(traj, section=off)[0])  # needs no entropies
 
 
 def test_adaptive_filter_is_off_where_prompts_hardly_differ() -> None:
