@@ -189,10 +189,9 @@ def _extend_stack(
         x, cache, i = carry
         b = block(cfg, layer)
         q, k, v = b.project(x, *angles)
-        cache = KVStack(
-            cache.k.at[i, rows, :, slots].set(k, mode="drop"),
-            cache.v.at[i, rows, :, slots].set(v, mode="drop"),
-        )
+        # Every dimension but the last is indexed: a window over the heads would have the whole cache laid out anew.
+        at = i, rows[..., None], jnp.arange(k.shape[2]), slots[..., None]
+        cache = KVStack(cache.k.at[at].set(k, mode="drop"), cache.v.at[at].set(v, mode="drop"))
         x = b.finish(x, attend_stack(q, cache, i, start, cfg))
         return (x, cache, i + 1), None
 
