@@ -57,10 +57,10 @@ pytest: $(VENV)/.installed-dev  ## the fast tests alone
 	$(PYTEST) -m 'not slow and not parity and not pods' -n $(WORKERS) --dist loadfile
 
 parity: $(VENV)/.installed-parity  ## comparisons with torch, transformers, gymnasium, gym-sokoban and jumanji
-	$(PYTEST) -m 'parity and not slow and not pods'
+	$(PYTEST) -m 'parity and not slow and not pods' -n $(WORKERS) --dist loadfile
 
 slow: $(VENV)/.installed-dev  ## tests that take over 20 s, parity among them where its packages are there
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow -n $(WORKERS) --dist loadfile
 
 pods: $(VENV)/.installed-tpu-compile  ## compile the paper's batch for TPU pods; about 15 minutes of one core
 	$(PYTEST) -m pods
