@@ -163,6 +163,7 @@ def test_summary_and_report_agree_with_the_metrics(finished: tuple[Path, list[in
         assert f"{name} {level['success']:.3f} [{level['low']:.3f}, {level['high']:.3f}]" in page
 
 
+@pytest.mark.slow
 def test_metrics_page_lists_every_name(finished: tuple[Path, list[int]], finished_ppo: Path) -> None:
     logged = {
         name
@@ -519,6 +520,7 @@ def test_a_run_begins_where_another_ended(finished: tuple[Path, list[int]], tmp_
     assert write_report(result.run_dir).exists()  # also of a run without a step
 
 
+@pytest.mark.slow
 def test_adapters_on_the_policy_of_another_run(finished: tuple[Path, list[int]], tmp_path: Path) -> None:
     source = {"path": str(finished[0]), "lora": {"rank": 2, "alpha": 4.0}}
     first = run(
