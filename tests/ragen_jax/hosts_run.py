@@ -19,6 +19,7 @@ from rich.console import Console
 from ragen_jax import parallel
 from ragen_jax.training import trainer
 from ragen_jax.training.checkpoints import Checkpoints
+from ragen_jax.training.run_dir import resumed_config
 
 
 def config(folder: Path, steps: int, seed: int = 0):
@@ -63,7 +64,7 @@ def main() -> None:
         if action == "resume":
             overrides = [f"training.total_training_steps={rest[0]}"]
             run = place / "run"
-            trainer.train(trainer.resumed_config(run, overrides), resume=run, console=quiet)
+            trainer.train(resumed_config(run, overrides), resume=run, console=quiet)
         else:
             seed = int(process) if action == "differ" else 0
             trainer.train(config(place, int(rest[0]), seed), console=quiet)
