@@ -62,7 +62,7 @@ parity: $(VENV)/.installed-parity  ## comparisons with torch, transformers, gymn
 slow: $(VENV)/.installed-dev  ## tests that take over 20 s, parity among them where its packages are there
 	$(PYTEST) -m slow -n $(WORKERS) --dist loadfile
 
-pods: $(VENV)/.installed-tpu-compile  ## compile the paper's batch for TPU pods; about 15 minutes of one core
+pods: $(VENV)/.installed-tpu-compile  ## compile the paper's batch for TPU pods; about 10 minutes
 	$(PYTEST) -m pods
 
 smoke: $(VENV)/.installed-dev  ## a few files of tests, for another Python: make smoke PYTHON=python3.12 VENV=.venv-3.12
@@ -77,7 +77,7 @@ docs: $(VENV)/.installed-dev  ## write docs/configuration.md and the table of do
 bench-%: $(VENV)/.installed-parity  ## run benchmarks/%.py, such as bench-environments or bench-decode
 	$(BIN)/python -m benchmarks.$(subst -,_,$*)
 
-presets: $(VENV)/.installed  ## every preset with and without the filter on easy Sokoban: a table; about 20 minutes
+presets: $(VENV)/.installed  ## every preset with and without the filter on easy Sokoban: a table
 	$(BIN)/python -m benchmarks.presets
 
 clean:  ## remove environments, caches and build products; runs/ and models/ stay

@@ -81,8 +81,8 @@ def _build_root(tmp_bytes: int) -> None:
     """Replaces the root of this mount namespace."""
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("tmpfs", "/tmp", "tmpfs", _NOSUID | _NODEV, "mode=755,size=1m")
-    os.mkdir("/tmp/old")
     os.chdir("/tmp")
+    os.mkdir("old")
     if _LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"old") != 0:
         raise OSError(ctypes.get_errno(), "pivot_root failed")
     os.chdir("/")
