@@ -119,6 +119,19 @@ def test_a_small_model_compiles_with_its_memory_and_collectives():
 
 @pytest.mark.pods
 @needs_compiler
+def test_a_search_ends_with_a_mesh_of_all_chips():
+    code, found = compile_for(
+        "--model", "smollm2-135m", "--topology", "v5e:2x2", "--batch", "2x2", "--turns", "2", "--tokens", "256",
+        "--search", "--programs", "rollout",
+    )  # fmt: skip
+    assert code == 0
+    mesh = found["mesh"]
+    assert mesh["data"] * mesh["fsdp"] * mesh["tensor"] == 4
+    assert [p["fits"] for p in found["programs"]] == [True]
+
+
+@pytest.mark.pods
+@needs_compiler
 def test_what_does_not_fit_is_refused_with_the_bytes():
     code, found = compile_for(
         "--model", "qwen2.5-7b", "--topology", "v5e:2x2", "--batch", "2x2", "--programs", "update"
