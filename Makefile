@@ -56,7 +56,7 @@ format: $(VENV)/.installed-dev  ## put the whole tree in its canonical form
 pytest: $(VENV)/.installed-dev  ## the fast tests alone
 	$(PYTEST) -m 'not slow and not parity and not pods' -n $(WORKERS) --dist loadfile
 
-parity: $(VENV)/.installed-parity  ## comparisons with torch, transformers, gymnasium, gym-sokoban and jumanji
+parity: $(VENV)/.installed-parity  ## comparisons with torch, transformers, gymnasium, gym-sokoban, jumanji and others
 	$(PYTEST) -m 'parity and not slow and not pods' -n $(WORKERS) --dist loadfile
 
 slow: $(VENV)/.installed-dev  ## tests that take over 20 s, parity among them where its packages are there

@@ -1,4 +1,5 @@
-"""The games' public peers: gymnasium and gym-sokoban, stepped in a loop as they are made to be, and jumanji, compiled.
+"""The games' public peers: gymnasium, gym-sokoban and gym-bandits, stepped in a loop as they are made to be; and
+jumanji and gymnax, compiled.
 
 A peer is `None` where its package is not installed. A loop plays `steps` steps a call, and with a tokenizer also writes
 and encodes the text of each new state.
@@ -32,23 +33,22 @@ STEPS = 16  # of one compiled rollout
 
 
 # -- loops in Python ----------------------------------------------------------------------------------------
-def bandit_python(tokenizer: Tokenizer | None) -> Loop:
-    """The rules in plain Python: no package has this game."""
+def gym_bandits_steps(tokenizer: Tokenizer | None) -> Loop | None:
+    """Two arms of gym-bandits; its text is that of Bandit."""
+    if importlib.util.find_spec("gym_bandits") is None:
+        return None
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        from gym_bandits.envs import MultiarmedBanditsEnv
+
+    env = MultiarmedBanditsEnv(nr_arms=2)
     rng = random.Random(0)
-    draws = [(pair, rng.choice(pair)) for pair in rng.choices(TRAIN_PAIRS, k=1000)]
+    draws = [(pair, rng.randint(0, 1)) for pair in rng.choices(TRAIN_PAIRS, k=500)]
 
     def run() -> None:
-        for (safe, risky), said in draws:
-            text = f"The arms are {safe} and {risky}.\n"
-            word = said.strip().lower()
-            points = 0.0
-            if word == risky.lower():
-                points = 1.0 if rng.random() < 0.25 else 0.0
-            elif word == safe.lower():
-                points = 0.1
+        for pair, action in draws:
+            points = env.step(action)[1]
             if tokenizer is not None:
-                tokenizer.encode(text)
-                tokenizer.encode(f"{said} paid {points:g} points.\n")
+                tokenizer.encode(f"{pair[action]} paid {points[0]:.1f} points.\n")
 
     return run, len(draws)
 
@@ -167,7 +167,7 @@ def gym_sokoban_turns(tokenizer: Tokenizer, responses: list[list[int]]) -> Loop 
     return run, len(rooms)
 
 
-# -- jumanji, compiled --------------------------------------------------------------------------------------
+# -- in JAX, compiled ---------------------------------------------------------------------------------------
 def jumanji_rollout(env: Any, batch: int, actions: Any) -> Loop:
     """A compiled scan of a jumanji environment, without resets. `actions`: leading axes [STEPS, batch]."""
     state, _ = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), batch))
@@ -184,7 +184,7 @@ def jumanji_rollout(env: Any, batch: int, actions: Any) -> Loop:
     return lambda: jax.block_until_ready(run(state, actions)), batch * STEPS
 
 
-def jumanji_actions(batch: int, *sizes: int) -> Any:
+def uniform_actions(batch: int, *sizes: int) -> Any:
     """Uniform actions i32[STEPS, batch, len(sizes)], without the last axis for a single size."""
     out = jax.random.randint(jax.random.key(1), (STEPS, batch, len(sizes)), 0, jnp.asarray(sizes), jnp.int32)
     return out[..., 0] if len(sizes) == 1 else out
@@ -196,7 +196,7 @@ def jumanji_sokoban(batch: int) -> Loop | None:
     from jumanji.environments.routing.sokoban import Sokoban as Other
     from jumanji.environments.routing.sokoban.generator import ToyGenerator
 
-    return jumanji_rollout(Other(generator=ToyGenerator()), batch, jumanji_actions(batch, 4))
+    return jumanji_rollout(Other(generator=ToyGenerator()), batch, uniform_actions(batch, 4))
 
 
 def jumanji_2048(batch: int) -> Loop | None:
@@ -204,7 +204,7 @@ def jumanji_2048(batch: int) -> Loop | None:
         return None
     from jumanji.environments.logic.game_2048 import Game2048 as Other
 
-    return jumanji_rollout(Other(), batch, jumanji_actions(batch, 4))
+    return jumanji_rollout(Other(), batch, uniform_actions(batch, 4))
 
 
 def jumanji_cube(batch: int) -> Loop | None:
@@ -214,7 +214,7 @@ def jumanji_cube(batch: int) -> Loop | None:
     from jumanji.environments.logic.rubiks_cube.generator import ScramblingGenerator
 
     env = Other(generator=ScramblingGenerator(cube_size=2, num_scrambles_on_reset=5), time_limit=10**9)
-    return jumanji_rollout(env, batch, jumanji_actions(batch, 6, 1, 2))
+    return jumanji_rollout(env, batch, uniform_actions(batch, 6, 1, 2))
 
 
 def jumanji_sudoku(batch: int) -> Loop | None:
@@ -222,4 +222,46 @@ def jumanji_sudoku(batch: int) -> Loop | None:
         return None
     from jumanji.environments.logic.sudoku import Sudoku as Other
 
-    return jumanji_rollout(Other(), batch, jumanji_actions(batch, 9, 9, 9))
+    return jumanji_rollout(Other(), batch, uniform_actions(batch, 9, 9, 9))
+
+
+def gymnax_rollout(env: Any, batch: int, actions: Any) -> Loop:
+    """A compiled scan of a gymnax environment, without resets; a key a step and lane, as ours."""
+    params = env.default_params
+    _, start = jax.vmap(env.reset_env, in_axes=(0, None))(jax.random.split(jax.random.key(0), batch), params)
+    keys = jax.random.split(jax.random.key(2), STEPS)
+
+    @jax.jit
+    def run(state: Any, actions: Any, keys: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            state, total = carry
+            action, key = x
+            lanes = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(batch, dtype=jnp.uint32))
+            out = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(lanes, state, action, params)
+            _, state, reward, done, _ = out
+            return (state, total + reward + done), None
+
+        return jax.lax.scan(step, (state, jnp.zeros(batch, jnp.float32)), (actions, keys))[0]
+
+    # Some leaves start as Python's weak numbers, which a scan may not change the type of.
+    first = (jax.random.key(0), jax.tree.map(lambda x: x[0], start), actions[0, 0], params)
+    stepped = jax.eval_shape(env.step_env, *first)[1]
+    start = jax.tree.map(lambda x, like: x.astype(like.dtype), start, stepped)
+    return lambda: jax.block_until_ready(run(start, actions, keys)), batch * STEPS
+
+
+def gymnax_lake(batch: int) -> Loop | None:
+    if importlib.util.find_spec("gymnax") is None:
+        return None
+    from gymnax.environments.misc.frozen_lake import FrozenLake as Other
+
+    env = Other(map_name="4x4", is_slippery=True, success_rate=0.8)
+    return gymnax_rollout(env, batch, uniform_actions(batch, 4))
+
+
+def gymnax_bandit(batch: int) -> Loop | None:
+    if importlib.util.find_spec("gymnax") is None:
+        return None
+    from gymnax.environments.misc.bernoulli_bandit import BernoulliBandit as Other
+
+    return gymnax_rollout(Other(), batch, uniform_actions(batch, 2))

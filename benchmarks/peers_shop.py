@@ -3,13 +3,16 @@
 `PythonShop` speaks the text of `envs_jax.tasks.webshop` and is written from the rules, not from the arrays: a
 dictionary of postings, string comparisons, a reward function on strings. Both rank with the engine that they are given.
 Tests use them as well, and compare them with the environments page by page. `shop_loop` and `search_loop` play the
-episodes of `search_episode` and `shop_episode` for the throughput table.
+episodes of `search_episode` and `shop_episode` for the throughput table, beside skyrl-gym's search, the one public
+package with such an episode.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
+import importlib.util
 import math
 import re
 import string
@@ -354,3 +357,42 @@ def shop_loop(
         return None
     goals = catalogue.goals["train"][:episodes]
     return _loop(PythonShop(catalogue, search), [(g, shop_episode(catalogue, g)) for g in goals], tokenizer)
+
+
+def skyrl_gym_search(corpus: Corpus, tokenizer: Tokenizer | None, episodes: int = 16) -> Loop | None:
+    """skyrl-gym's search episode, which asks a retrieval server (bm25s, on this machine) over HTTP as it is made to."""
+    from benchmarks import retrieval_server
+
+    url = None
+    if importlib.util.find_spec("skyrl_gym") is not None:
+        url = _server_url(
+            tuple(f"{p.title}: {p.text[:800]}" for p in corpus.passages), retrieval_server.start
+        )
+    if url is None:
+        return None
+    from skyrl_gym.envs.search.env import SearchEnv, SearchEnvConfig
+
+    asks = SearchEnvConfig(search_url=url, topk=5)
+    tasks = corpus.questions["train"][:episodes]
+
+    def run() -> None:
+        for question in tasks:
+            task = {"reward_spec": {"ground_truth": {"target": question.answer}}, "max_turns": 5}
+            game = SearchEnv(asks, extras=task)
+            text = f"Question: {question.text}\n"
+            game.init([{"role": "user", "content": text}])
+            actions = [f"<search>{question.text}</search>"] * 4 + [f"<answer>{question.answer}</answer>"]
+            for action in actions:
+                if tokenizer is not None:
+                    tokenizer.encode(text)
+                out = game.step(action)
+                text = "".join(line["content"] for line in out["observations"])
+            if not (out["done"] and out["reward"] == 1.0):
+                raise RuntimeError(f"skyrl-gym did not accept the answer to {question.text!r}")
+
+    return run, 5 * len(tasks)
+
+
+@functools.cache
+def _server_url(passages: tuple[str, ...], start: Callable[[Sequence[str]], str | None]) -> str | None:
+    return start(passages)

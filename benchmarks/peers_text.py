@@ -110,7 +110,7 @@ def metamathqa_answers(count: int, answer_check: str = "string") -> tuple[MetaMa
     env = MetaMathQA(num_levels=count, answer_check=answer_check)
     params = env.init_params(jax.random.key(0))
     labels, lengths = jax.device_get((params.label, params.label_length))
-    right = [bytes(row[:length]).decode() for row, length in zip(labels, lengths, strict=True)]
+    right = [row.tobytes()[:length].decode() for row, length in zip(labels, lengths, strict=True)]
     return env, params, [(text, f"\\boxed{{{text}}}", text + "1")[i % 3] for i, text in enumerate(right)]
 
 
@@ -120,7 +120,7 @@ def metamathqa_python(tokenizer: Tokenizer | None, count: int = 256) -> Peer:
     phrases = env.phrases()
     labels, lengths, asked = jax.device_get((params.label, params.label_length, params.phrase))
     cases = [
-        (text, bytes(row[:length]).decode(), phrases[phrase])
+        (text, row.tobytes()[:length].decode(), phrases[phrase])
         for text, row, length, phrase in zip(texts, labels, lengths, asked, strict=True)
     ]
 
@@ -145,7 +145,7 @@ def metamathqa_reasoning_gym(tokenizer: Tokenizer | None, count: int = 256) -> P
     phrases = env.phrases()
     labels, lengths, asked = jax.device_get((params.label, params.label_length, params.phrase))
     cases = [
-        (text, {"answer": bytes(row[:length]).decode(), "question": phrases[phrase], "metadata": {}})
+        (text, {"answer": row.tobytes()[:length].decode(), "question": phrases[phrase], "metadata": {}})
         for text, row, length, phrase in zip(texts, labels, lengths, asked, strict=True)
     ]
 
@@ -154,5 +154,33 @@ def metamathqa_reasoning_gym(tokenizer: Tokenizer | None, count: int = 256) -> P
             if tokenizer is not None:
                 tokenizer.encode(entry["question"])
             data.score_answer(text, entry)
+
+    return run, count
+
+
+def metamathqa_skyrl_gym(tokenizer: Tokenizer | None, count: int = 256) -> Peer | None:
+    """skyrl-gym's word problems of several turns, an answer an episode; None where it is not installed."""
+    if importlib.util.find_spec("skyrl_gym") is None:
+        return None
+    from skyrl_gym.envs.gsm8k.multi_turn_env import GSM8kMultiTurnEnv
+
+    env, params, texts = metamathqa_answers(count)
+    phrases = env.phrases()
+    labels, lengths, asked = jax.device_get((params.label, params.label_length, params.phrase))
+    cases = [
+        (f"#### {text}", row.tobytes()[:length].decode(), phrases[phrase])
+        for text, row, length, phrase in zip(texts, labels, lengths, asked, strict=True)
+    ]
+
+    def run() -> None:
+        for text, label, question in cases:
+            task = {"reward_spec": {"ground_truth": label}, "max_turns": 5}
+            game = GSM8kMultiTurnEnv(extras=task)
+            game.init([{"role": "user", "content": question}])
+            said = game.step(text)["observations"]
+            if tokenizer is not None:
+                tokenizer.encode(question)
+                for line in said:
+                    tokenizer.encode(line["content"])
 
     return run, count

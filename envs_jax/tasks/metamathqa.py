@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Int, UInt8, UInt32
 
 from envs_jax.core import Span, Transition
 from envs_jax.datasets.questions import DATASETS, Question, load_questions, normalised
@@ -23,7 +24,7 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.tasks.answering import AnswerTask
 from envs_jax.text.actions import lower
 from envs_jax.text.numbers import Number, read_number, same_number
-from envs_jax.text.scan import is_space
+from envs_jax.text.scan import is_space, words
 
 CHECKS = ("string", "numeric")
 UNANSWERED, WRONG, RIGHT = range(3)  # outcomes
@@ -33,10 +34,10 @@ LABEL_BYTES = 64
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MetaMathQAParams:
-    """Traced parameters: N questions with answers of at most W bytes."""
+    """Traced parameters: N questions with answers of at most 4 W bytes."""
 
     phrase: Int[Array, " N"]  # i32, phrase of the question
-    label: UInt8[Array, "N W"]  # normalised answer, zeros beyond its end
+    label: UInt32[Array, "N W"]  # bytes of the normalised answer, four to a word, zeros beyond its end
     label_length: Int[Array, " N"]  # i32
     number: Number  # what the answer is as a number; leaves [N, ...]
 
@@ -145,7 +146,7 @@ class MetaMathQA(AnswerTask):
         labels, lengths = jnp.asarray(label[at]), jnp.asarray(length[at])
         return MetaMathQAParams(
             phrase=jnp.asarray(phrase[at]),
-            label=labels,
+            label=jax.vmap(words)(labels),
             label_length=lengths,
             number=_read_numbers(labels, lengths),
         )
@@ -168,7 +169,8 @@ class MetaMathQA(AnswerTask):
     ) -> Transition:
         level = state.level
         too_long = action.length > self.answer_bytes
-        right = same_text(action, params.label[level], params.label_length[level])
+        label = jax.lax.bitcast_convert_type(params.label[level], jnp.uint8).reshape(-1)
+        right = same_text(action, label, params.label_length[level])
         digits = jnp.zeros((), bool)
         if self.answer_check == "numeric":
             said = read_number(action.data, action.length)
@@ -193,8 +195,33 @@ class MetaMathQA(AnswerTask):
 
 
 def same_text(span: Span, label: UInt8[Array, " W"], label_length: Int[Array, ""]) -> Bool[Array, ""]:
-    """Whether the span without whitespace and in lower case (ASCII) is `label[:label_length]`."""
+    """Whether the span without whitespace and in lower case (ASCII) is `label[:label_length]`, zeros beyond.
+
+    Text without whitespace is compared where it stands. Whitespace is taken out only where there is some: under
+    `jax.vmap` a batch in which no row has any does not pay for it.
+    """
+    width = label.shape[0]
+    inside = jnp.arange(width, dtype=jnp.int32) < span.length
+    head = span.data[:width]
+    differs = jnp.where(inside, lower(head) ^ label, jnp.uint8(0))
+    equal = (span.length == label_length) & ~jnp.any(words(differs))
+    spaced = jnp.any(words((is_space(head) & inside).astype(jnp.uint8))) | (span.length > width)
+    return jnp.where(spaced, _same_without_space(span, label, label_length, spaced), equal)
+
+
+@jax.custom_batching.custom_vmap
+def _same_without_space(
+    span: Span, label: UInt8[Array, " W"], label_length: Int[Array, ""], asked: Bool[Array, ""]
+) -> Bool[Array, ""]:
     kept = ~is_space(span.data) & (jnp.arange(span.data.shape[0], dtype=jnp.int32) < span.length)
     count = jnp.cumsum(kept, dtype=jnp.int32)
     wanted = label.at[count - 1].get(mode="clip")  # beyond the label's end the counts differ
-    return (count[-1] == label_length) & jnp.all(~kept | (lower(span.data) == wanted))
+    return asked & (count[-1] == label_length) & jnp.all(~kept | (lower(span.data) == wanted))
+
+
+@_same_without_space.def_vmap
+def _(size: int, batched: Any, span: Span, label: Array, length: Array, asked: Array) -> tuple[Array, bool]:
+    axes = jax.tree.map(lambda own: 0 if own else None, tuple(batched))
+    each = jax.vmap(_same_without_space.fun, in_axes=axes, axis_size=size)
+    none = jnp.zeros((size,), bool)
+    return jax.lax.cond(jnp.any(asked), each, lambda *_: none, span, label, length, asked), True

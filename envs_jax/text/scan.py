@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Int, UInt8, UInt32
 
 BLOCK = 16
 
@@ -25,6 +25,11 @@ def running_max(x: Int[Array, " N"]) -> Int[Array, " N"]:
     before = jax.lax.cummax(padded[:, -1])
     before = jnp.concatenate([jnp.full((1,), -1, before.dtype), before[:-1]])
     return jnp.maximum(padded, before[:, None]).reshape(-1)[:n]
+
+
+def words(x: UInt8[Array, " N"]) -> UInt32[Array, " N/4"]:
+    """The same bytes four to a word; N must be a multiple of 4. A reduction over words takes a quarter of the time."""
+    return jax.lax.bitcast_convert_type(x.reshape(-1, 4), jnp.uint32)
 
 
 def occurrences(data: UInt8[Array, " N"], pattern: bytes) -> Bool[Array, " N"]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 import envs_jax
 from benchmarks import environments, peers_shop
+from envs_jax.core import Environment
 from envs_jax.tasks.search_qa import CorpusConfig, load_corpus
 from envs_jax.tasks.webshop import WebShop
 from envs_jax.text.byte_tokenizer import ByteTokenizer
@@ -28,13 +31,21 @@ def test_every_class_of_environments_is_measured_once_with_a_peer() -> None:
 
 
 def test_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def peers(env: Environment, batch: int) -> list[environments.Peer]:
+        loop = (lambda: time.sleep(0.001), 4)
+        own = environments.Peer("written here", "own", lambda _: loop)
+        return [environments.Peer("stub", "python", lambda _: loop), own]
+
     monkeypatch.setattr(environments, "SPAN", 0.0)
-    (row,) = environments.measured("Bandit", 8, ByteTokenizer(), 1)
+    monkeypatch.setattr(environments, "peers", peers)
+    row, own = environments.measured("Bandit", 8, ByteTokenizer(), 1)
     tag, alone, text, peer, its, its_text, times, times_text, met = row
-    assert (tag, peer) == ("Bandit", "no package; plain Python")
+    assert (tag, peer) == ("Bandit", "stub")
+    assert its < 4000
     assert times == f"{alone / its:,.1f}x"
     assert times_text == f"{text / its_text:,.1f}x"
     assert met == " / ".join("yes" if r >= 50 else "no" for r in (alone / its, text / its_text))
+    assert own[-1] == "-"
 
 
 def test_the_episodes_that_are_timed_come_to_an_end() -> None:
