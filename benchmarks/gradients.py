@@ -3,7 +3,8 @@
     python -m benchmarks.gradients [RUN] [--steps 0 20 40] [--plots docs] [--record]
 
 RUN is a run with checkpoints; without one the quickstart is trained for 40 steps, with a checkpoint every 20. Each
-checkpoint is probed on training levels with episodes of its own, and is left as it is.
+checkpoint is probed on training levels with episodes of its own, and is left as it is. As in the paper the probe weighs
+entropy and KL (k3) with 0.001 each, whatever the run was trained with; `--own` keeps the run's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from ragen_jax.training.policy import load_policy
 from ragen_jax.training.trainer import train
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+PAPER = (
+    "algorithm.entropy_coeff=0.001", "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k3",
+    "algorithm.kl_loss_coef=0.001",
+)  # fmt: skip
 COLUMNS = [
     "step", "bucket", "prompts", "reward std", "|task|", "|KL|", "|entropy|", "|signal|^2", "noise trace",
     "|reg|^2", "|signal|^2 / noise",
@@ -82,12 +87,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--groups", type=int, default=128, help="prompts of a probe")
     parser.add_argument("--members", type=int, default=16, help="episodes a prompt")
     parser.add_argument("--buckets", type=int, default=4)
+    parser.add_argument("--own", action="store_true", help="weigh entropy and KL as the run does")
     parser.add_argument("--plots", type=Path, help="folder of the plots (default: the run's)")
     parser.add_argument("--record", action="store_true", help="append the table to benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     run_dir = args.run or quickstart(Path("runs/gradients"))
     sizes = {"env_groups": args.groups, "group_size": args.members, "num_buckets": args.buckets}
     overrides = [f"gradients.{name}={value}" for name, value in sizes.items()]
+    overrides += [] if args.own else PAPER
     rows, notes, records = [], [], []
     for step in args.steps or checkpoint_steps(run_dir):
         policy = load_policy(str(run_dir), overrides, step=step)
