@@ -52,7 +52,7 @@ _Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class GradientSpec:
-    """Static description of an analysis. See `training.config.GradientSection` for the meaning of the fields."""
+    """Static description of an analysis. See `training.sections.GradientSection` for the meaning of the fields."""
 
     update: UpdateSpec
     num_buckets: int = 4

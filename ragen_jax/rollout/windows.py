@@ -27,7 +27,7 @@ Mode = Literal["full", "limited_multi_turn", "single_turn"]
 
 @dataclass(frozen=True)
 class Window:
-    """Static description of the prompts. See `training.config.RolloutSection` for the meaning of the settings."""
+    """Static description of the prompts. See `training.sections.RolloutSection` for the meaning of the settings."""
 
     mode: Mode
     turns: int  # W: most turns shown, the present one among them
