@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks._table import report
-from ragen_jax.cli import split_overrides
+from ragen_jax.arguments import split_overrides
 from ragen_jax.report import write_report
 from ragen_jax.report.style import BLUE, MUTED, ORANGE, finish, panels, style, to_png
 from ragen_jax.training.config import load_config
