@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks._table import report
-from ragen_jax.cli import split_overrides
+from ragen_jax.arguments import split_overrides
 from ragen_jax.report import write_report
 from ragen_jax.report.style import BLUE, MUTED, ORANGE, finish, panels, style, to_png
-from ragen_jax.training.config import load_config
+from ragen_jax.training.config import Config, config_to_dict, load_config
 from ragen_jax.training.diagnosis import FAMILIES
 from ragen_jax.training.metrics import read_jsonl
-from ragen_jax.training.run_dir import resumed_config
+from ragen_jax.training.run_dir import read_run_config, resumed_config
 from ragen_jax.training.trainer import RunResult, train
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -56,22 +56,33 @@ def finished(run_dir: Path) -> bool:
     return path.is_file() and json.loads(path.read_text(encoding="utf-8"))["stopped"] != "interrupted"
 
 
+def differences(a: Config, b: Config) -> list[str]:
+    """Dotted names of the fields that differ."""
+    trees = config_to_dict(a), config_to_dict(b)
+    names = {(section, name) for tree in trees for section, fields in tree.items() for name in fields}
+    one, other = ({(s, n): tree[s].get(n) for s, n in names} for tree in trees)
+    return sorted(".".join(name) for name in names if one[name] != other[name])
+
+
 def make(
     run_dir: Path, files: list[Path], overrides: list[str], console: Console, run: Train = train
 ) -> bool:
     """Runs, or goes on with, what is not finished. False: interrupted.
 
-    Raises ValueError for a run that is there with another configuration.
+    Raises ValueError for a run that is there with another configuration, finished or not.
     """
+    config = load_config(files, [*overrides, f"run.dir={run_dir.parent}", f"run.name={run_dir.name}"])
+    there = (run_dir / "config.yaml").exists()
+    if there and (other := differences(read_run_config(run_dir), config)):
+        raise ValueError(f"{run_dir} holds a run with other {', '.join(other)}; choose another --dir")
     if finished(run_dir):
         console.print(f"{run_dir}: finished before")
         return True
     console.print(f"{run_dir}")
-    if (run_dir / "config.yaml").exists():
+    if there:
         result = run(resumed_config(run_dir, []), resume=run_dir, console=console)
     else:
-        place = [f"run.dir={run_dir.parent}", f"run.name={run_dir.name}"]
-        result = run(load_config(files, [*overrides, *place]), console=console)
+        result = run(config, console=console)
     if result.stopped == "interrupted":
         return False
     write_report(run_dir)

@@ -7,6 +7,7 @@ an array can hold (level pools, rewards, probabilities, question tables) lives i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -75,7 +76,7 @@ class Transition:
 
 
 @dataclass(frozen=True)
-class Environment:
+class Environment(ABC):
     """Base class of every environment. Subclasses are frozen dataclasses whose fields are static configuration.
 
     Text. `observe` returns fragment ids, indices into `phrases()`, padded with -1; the text that a person reads is the
@@ -114,18 +115,18 @@ class Environment:
         return True
 
     @property
+    @abstractmethod
     def reward_range(self) -> tuple[float, float]:
         """Bounds of the sum of rewards that one turn of any length can give per action."""
-        raise NotImplementedError
 
     # -- text --------------------------------------------------------------------------------------------------------
+    @abstractmethod
     def instruction(self) -> str:
         """What the agent is told once: the task, the legend of the real vocabulary, the form of an action."""
-        raise NotImplementedError
 
+    @abstractmethod
     def phrases(self) -> Sequence[str]:
         """Every piece of text that `observe` can say, without duplicates."""
-        raise NotImplementedError
 
     def state_tokens(self, lengths: np.ndarray, params: Params) -> tuple[int, int] | None:
         """Bounds on the tokens of a start state's text and of any state's, where phrase f has `lengths[f]` tokens.
@@ -136,32 +137,32 @@ class Environment:
         return None
 
     # -- pure functions ----------------------------------------------------------------------------------------------
+    @abstractmethod
     def init_params(self, key: Array, split: str = "train") -> Params:
         """Builds the traced parameters, among them the level pool. Run once, outside any step.
 
         `key` already differs between splits. `split` is for environments on recorded data, whose `phrases()` hold
         the texts of every split, so that one phrase table serves the pools of all.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def level(self, index: Int[Array, ""], params: Params) -> State:
         """Start state of level `index`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def observe(self, state: State, params: Params) -> Int[Array, "F"]:
         """Fragment ids of the state's text, -1 beyond its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parse(self, span: Span, state: State, params: Params) -> tuple[Action, Bool[Array, ""]]:
         """One action's text to an action, and whether it names one.
 
         The text is trimmed, and its ASCII letters are in lower case if `folds_case`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def transition(self, key: Array, state: State, action: Action, params: Params) -> Transition:
         """Applies one action to a live state."""
-        raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
@@ -171,9 +172,8 @@ class StepInfo:
 
     format_ok: Bool[Array, ""]  # the think and answer tags were found
     think_valid: Bool[Array, ""]  # the think span is closed and not empty
-    think_end: Int[
-        Array, ""
-    ]  # the span is response tokens [0, think_end); excludes a token straddling "</think>"
+    # the span is response tokens [0, think_end); excludes a token straddling "</think>"
+    think_end: Int[Array, ""]
     n_actions: Int[Array, ""]  # actions kept of the answer (at most max_actions_per_turn), known or not
     n_valid: Int[Array, ""]  # of these, how many were known
     n_executed: Int[Array, ""]  # of these, how many were executed

@@ -117,10 +117,13 @@ def cache_attention(
 ) -> Float[Array, "B C Q H"]:
     """Attention of C new tokens a row over the slots 0 .. start + c of one layer of a stacked cache, on one device.
 
-    Of each row only the blocks up to its last slot are read. S is a multiple of `CACHE_BLOCK`. Softmax in float32.
+    Of each row only the blocks up to its last slot are read. Softmax in float32. Raises ValueError unless S is a
+    multiple of `CACHE_BLOCK`.
     """
     b, c, heads, dim = q.shape
     kv, capacity = k.shape[2:4]
+    if capacity % CACHE_BLOCK:
+        raise ValueError(f"a cache of {capacity} slots; their number must be a multiple of {CACHE_BLOCK}")
     group, blocks = heads // kv, capacity // CACHE_BLOCK
     rows = -(-c * group // 16) * 16  # what a tile of bfloat16 holds
     tile = min(rows, _TILE)
@@ -132,9 +135,8 @@ def cache_attention(
         return row, head, at, 0
 
     def of_slots(row: Any, head: Any, at: Any, step: Any, layer: Any, start: Any) -> tuple[Any, ...]:
-        last = (
-            start[row] + ((at + 1) * tile - 1) // group
-        ) // CACHE_BLOCK  # a block named twice is read once
+        last = (start[row] + ((at + 1) * tile - 1) // group) // CACHE_BLOCK
+        # a block named twice is read once
         return layer[0], row, head, jnp.minimum(jnp.minimum(step, last), blocks - 1), 0
 
     queries = pl.BlockSpec((None, None, tile, dim), of_queries)

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ragen_jax.report.rollouts import spread
 from ragen_jax.report.style import BLUE, GREEN, MUTED, ORANGE, SERIES, finish, panels, say
 from ragen_jax.report.table import MetricsTable
 
@@ -24,8 +25,8 @@ def gradient_norms(table: MetricsTable) -> Figure:
     """Norm of the mean task gradient and of the mean regulariser gradient by the bucket's reward std, some steps."""
     fig, (left, right) = panels(2, height=2.9)
     names = bucket_names(table)
-    steps = _some_steps(table)
-    if not names or not len(steps):
+    steps = spread(sorted(table.columns.get("grad_norm/all/task", {})), MOST)
+    if not names or not steps:
         say(left, "Not recorded: grad_norm/<bucket>/task")
         say(right, "Not recorded: grad_norm/<bucket>/reg")
         return fig
@@ -62,7 +63,8 @@ def gradient_snr(table: MetricsTable) -> Figure:
         return fig
     for index, bucket in enumerate(names):
         colour = SERIES[index % len(SERIES)]
-        label = bucket.replace("bucket_", "Q") + {0: " (lowest)", len(names) - 1: " (highest)"}.get(index, "")
+        end = {0: " (lowest)", len(names) - 1: " (highest)"}.get(index, "") if len(names) > 1 else ""
+        label = bucket.replace("bucket_", "Q") + end
         at, value, low, high = table.together(*(f"grad_snr/{bucket}/snr{e}" for e in ("", "_low", "_high")))
         left.plot(at, value, color=colour, marker="o", markersize=3, label=label)
         left.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
@@ -100,11 +102,3 @@ def _by_bucket(table: MetricsTable, names: list[str], step: int, left: Axes, rig
     for axes, unit in ((left, "|signal|² / noise of a prompt"), (right, "squared norm")):
         axes.set_xticks(x, labels)
         finish(axes, xlabel="bucket of reward variance, lowest first", ylabel=unit)
-
-
-def _some_steps(table: MetricsTable) -> list[int]:
-    """At most MOST of the analysed steps, first and last among them."""
-    steps = sorted(table.columns.get("grad_norm/all/task", {}))
-    if len(steps) <= MOST:
-        return steps
-    return [steps[round(i * (len(steps) - 1) / (MOST - 1))] for i in range(MOST)]

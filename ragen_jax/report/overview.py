@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from ragen_jax.estimators.regimes import REGIME_NAMES
 from ragen_jax.report.regime_plane import regime_path
 from ragen_jax.report.run_directory import Run
-from ragen_jax.report.table import MetricsTable
+from ragen_jax.report.table import FAMILIES, MetricsTable
 
 SETTINGS = (
     ("environment", "env.tag"),
@@ -36,7 +35,6 @@ class Level:
     value: float
     low: float | None = None
     high: float | None = None
-    n: int | None = None
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -92,18 +90,8 @@ def success_levels(table: MetricsTable, tag: str) -> tuple[Level, Level, int, in
     if not len(series):
         return None
 
-    def at(index: int) -> Level:
-        step = int(series.steps[index])
-        ends = [table.columns.get(f"{series.name}_{end}", {}).get(step) for end in ("low", "high")]
-        low, high = (None if e is None or not math.isfinite(e) else e for e in ends)
-        return Level(float(series.values[index]), low, high)
-
-    return at(0), at(-1), int(series.steps[0]), int(series.steps[-1])
-
-
-def tags(table: MetricsTable) -> list[str]:
-    """Environments with held-out success."""
-    return [m.group(1) for name in table.names() if (m := re.fullmatch(r"val-env/(.+)/success", name))]
+    first, last = (_level(table.level(series, index)) for index in (0, -1))
+    return first, last, int(series.steps[0]), int(series.steps[-1])
 
 
 def sentences(run: Run) -> list[str]:
@@ -111,7 +99,7 @@ def sentences(run: Run) -> list[str]:
     out = []
     if run.summary.get("stopped"):
         out.append(f"The run ended early: {run.summary['stopped']}.")
-    for tag in tags(run.table):
+    for tag in run.table.environments():
         levels = success_levels(run.table, tag)
         if levels is None:
             continue
@@ -141,13 +129,12 @@ def final_table(run: Run) -> list[Row]:
     """First and last value of what matters, with what each is to be read against."""
     table = run.table
     rows = []
-    for tag in tags(table):
+    for tag in table.environments():
         levels = success_levels(table, tag)
         if levels is not None:
             levels_beside = "; ".join(f"{name} {baseline(run, name)}" for name in run.baselines)
             rows.append(Row(f"success, {tag}", str(levels[0]), str(levels[1]), levels_beside))
-    families = (("collapse_first_turn_sample", "first turn"), ("collapse_trajectory_sample", "any turn"))
-    for family, label in families:
+    for family, label in FAMILIES.items():
         ceiling = table.series(f"{family}/mi_upper_bound").last
         chance = table.series(f"{family}/retrieval_chance_level").last
         beside = "" if ceiling is None else f"ceiling {number(ceiling)}"
@@ -188,8 +175,7 @@ def _level(record: Mapping[str, Any]) -> Level:
         value = record.get(name)
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
-    n = known("n")
-    return Level(float(record["success"]), known("low"), known("high"), None if n is None else int(n))
+    return Level(float(record["success"]), known("low"), known("high"))
 
 
 def _moved(first: Level, last: Level) -> str:

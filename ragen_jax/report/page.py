@@ -60,7 +60,7 @@ def render(run: Run) -> str:
         "strong one a centred moving average.",
         "rollout_note": html.escape(rollout_note(run.rollouts)),
         "rollouts": embed_json(list(run.rollouts.rollouts)),
-        "config": html.escape(yaml.safe_dump(_plain(run.config), sort_keys=False) if run.config else "none"),
+        "config": html.escape(yaml.safe_dump(dict(run.config), sort_keys=False) if run.config else "none"),
         "summary": _summary(run.summary),
         "notes": _notes(run.notes),
     }
@@ -155,12 +155,6 @@ def _notes(notes: tuple[str, ...]) -> str:
         return ""
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return f'<aside class="notes"><h2>Read with care</h2><ul>{items}</ul></aside>'
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return value
 
 
 def _asset(name: str) -> str:

@@ -10,7 +10,6 @@ place.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,15 +31,10 @@ from ragen_jax.report.style import (
     panels,
     say,
 )
-from ragen_jax.report.table import MetricsTable, Series
+from ragen_jax.report.table import FAMILIES, MetricsTable, Series
 
 Baselines = Mapping[str, Mapping[str, float]]
 
-FAMILIES = {
-    "collapse_first_turn_sample": "first turn",
-    "collapse_trajectory_sample": "any turn of an episode",
-    "collapse_turn_sample": "any turn",
-}
 FEW, MANY = 25, 60  # points up to which each is marked, beyond which curves are averaged
 BASELINE_COLOURS = {"random": MUTED, "blind": RED, "teacher": GREEN}
 
@@ -48,14 +42,11 @@ BASELINE_COLOURS = {"random": MUTED, "blind": RED, "teacher": GREEN}
 def success(table: MetricsTable, baselines: Baselines | None = None) -> Figure:
     """Held-out success by environment with its 95 % interval, beside the baselines' levels."""
     fig, (axes,) = panels(width=11.2, height=3.6)
-    tags = [m.group(1) for n in table.names() if (m := re.fullmatch(r"val-env/(.+)/success", n))]
+    tags = table.environments()
     drawn = False
     for colour, tag in zip(_cycle(len(tags)), tags, strict=True):
-        name = f"val-env/{tag}/success"
         label = "success, held out" if len(tags) == 1 else tag
-        drawn |= _curve(axes, table.series(name), colour, label)
-        steps, low, high = table.together(f"{name}_low", f"{name}_high")
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        drawn |= _banded(axes, table, f"val-env/{tag}/success", colour, label)
     if not drawn:
         say(axes, "Not recorded: val-env/<tag>/success")
         return fig
@@ -72,12 +63,12 @@ def success(table: MetricsTable, baselines: Baselines | None = None) -> Figure:
 def success_summary(table: MetricsTable, baselines: Baselines | None = None) -> Figure:
     """Success before and after training and of the baselines, as points with intervals."""
     rows = [(name, level, BASELINE_COLOURS.get(name, PURPLE)) for name, level in (baselines or {}).items()]
-    tags = [m.group(1) for n in table.names() if (m := re.fullmatch(r"val-env/(.+)/success", n))]
+    tags = table.environments()
     for tag in tags:
         series = table.series(f"val-env/{tag}/success")
         at = f" {tag}" if len(tags) > 1 else ""
         ends = [("before", 0), ("after", -1)] if len(series) > 1 else [("recorded", -1)] * len(series)
-        rows += [(f"{when}{at}", _level(table, series, i), BLUE) for when, i in ends]
+        rows += [(f"{when}{at}", table.level(series, i), BLUE) for when, i in ends]
     fig, (axes,) = panels(width=4.6, height=max(1.6, 0.5 + 0.33 * len(rows)))
     if not rows:
         say(axes, "Not recorded: val-env/<tag>/success, baselines.json")
@@ -87,7 +78,7 @@ def success_summary(table: MetricsTable, baselines: Baselines | None = None) -> 
             axes.plot([level["low"], level["high"]], [y, y], color=colour, alpha=0.45, linewidth=4)
         axes.plot(level["success"], y, "o", color=colour, markersize=7)
         right = level["success"] < 0.8
-        edge = level.get("high" if right else "low", level["success"])
+        edge = level["high" if right else "low"] if _known(level, "low", "high") else level["success"]
         axes.annotate(
             f"{level['success']:.2f}", (edge, y), textcoords="offset points", xytext=(8 if right else -8, 0),
             ha="left" if right else "right", va="center", fontsize=8, color=FOREGROUND,
@@ -103,19 +94,8 @@ def success_summary(table: MetricsTable, baselines: Baselines | None = None) -> 
 def mutual_information(table: MetricsTable) -> Figure:
     """MI-Seq-Est of every sampling family with interval and ceiling."""
     fig, (axes,) = panels()
-    drawn = []
-    for colour, (family, label) in zip(SERIES, FAMILIES.items(), strict=False):
-        name = f"{family}/mi_seq_estimate"
-        if _curve(axes, table.series(name), colour, label):
-            drawn.append(name)
-            steps, low, high = table.together(f"{name}_low", f"{name}_high")
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-            ceiling = table.series(f"{family}/mi_upper_bound")
-            axes.plot(ceiling.steps, ceiling.values, color=colour, linewidth=1, linestyle=(0, (2, 2)))
-    if not drawn:
-        say(axes, "Not recorded: <family>/mi_seq_estimate")
+    if not _beside(axes, table, "mi_seq_estimate", "mi_upper_bound", "ceiling"):
         return fig
-    axes.plot([], [], color=MUTED, linewidth=1, linestyle=(0, (2, 2)), label="ceiling")
     axes.axhline(0, color=MUTED, linewidth=0.8)
     finish(axes, ylabel="nats a trace")
     return fig
@@ -132,20 +112,8 @@ def information_per_token(table: MetricsTable) -> Figure:
 def retrieval(table: MetricsTable) -> Figure:
     """Accuracy of naming the prompt from its reasoning, with interval and chance level."""
     fig, (axes,) = panels()
-    drawn = False
-    for colour, (family, label) in zip(SERIES, FAMILIES.items(), strict=False):
-        name = f"{family}/retrieval_accuracy"
-        if not _curve(axes, table.series(name), colour, label):
-            continue
-        drawn = True
-        steps, low, high = table.together(f"{name}_low", f"{name}_high")
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        chance = table.series(f"{family}/retrieval_chance_level")
-        axes.plot(chance.steps, chance.values, color=colour, linewidth=1, linestyle=(0, (2, 2)))
-    if not drawn:
-        say(axes, "Not recorded: <family>/retrieval_accuracy")
+    if not _beside(axes, table, "retrieval_accuracy", "retrieval_chance_level", "chance"):
         return fig
-    axes.plot([], [], color=MUTED, linewidth=1, linestyle=(0, (2, 2)), label="chance")
     axes.set_ylim(-0.02, 1.02)
     finish(axes, ylabel="share named rightly")
     return fig
@@ -304,6 +272,30 @@ def _curve(axes: Axes, series: Series, colour: str, label: str | None, **options
     return True
 
 
+def _banded(axes: Axes, table: MetricsTable, name: str, colour: str, label: str) -> bool:
+    """Draws a series with its interval; False if it is empty."""
+    drawn = _curve(axes, table.series(name), colour, label)
+    steps, low, high = table.together(f"{name}_low", f"{name}_high")
+    axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    return drawn
+
+
+def _beside(axes: Axes, table: MetricsTable, metric: str, bound: str, label: str) -> bool:
+    """Draws a metric of every family with its interval, beside its bound as a dotted line; False if none is there."""
+    dotted: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (2, 2))}
+    drawn = False
+    for colour, (family, name) in zip(SERIES, FAMILIES.items(), strict=False):
+        if _banded(axes, table, f"{family}/{metric}", colour, name):
+            drawn = True
+            at = table.series(f"{family}/{bound}")
+            axes.plot(at.steps, at.values, color=colour, **dotted)
+    if drawn:
+        axes.plot([], [], color=MUTED, label=label, **dotted)
+    else:
+        say(axes, f"Not recorded: <family>/{metric}")
+    return drawn
+
+
 def _by_family(axes: Axes, table: MetricsTable, metric: str, unit: str, title: str) -> None:
     drawn = False
     for colour, (family, label) in zip(SERIES, FAMILIES.items(), strict=False):
@@ -331,16 +323,6 @@ def _single(
     axes.set_ylim(bottom=bottom, top=top)
     finish(axes, ylabel=unit)
     return fig
-
-
-def _level(table: MetricsTable, series: Series, index: int) -> dict[str, float]:
-    """A point of a success curve in the form of a baseline."""
-    level = {"success": float(series.values[index])}
-    for end in ("low", "high"):
-        value = table.columns.get(f"{series.name}_{end}", {}).get(int(series.steps[index]))
-        if value is not None and np.isfinite(value):
-            level[end] = value
-    return level
 
 
 def _known(level: Mapping[str, float], *names: str) -> bool:

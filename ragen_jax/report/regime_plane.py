@@ -13,23 +13,21 @@ from ragen_jax.estimators.regimes import (
     LOW_ENTROPY_COLLAPSE,
     REGIME_NAMES,
     TEMPLATE_COLLAPSE,
-    UNKNOWN,
     regime,
     regime_thresholds,
 )
 from ragen_jax.report.style import BLUE, FOREGROUND, GREEN, MUTED, ORANGE, RED, STEPS, finish, panels, say
-from ragen_jax.report.table import MetricsTable
+from ragen_jax.report.table import FAMILIES, MetricsTable
 
-_FAMILIES = ("collapse_first_turn_sample", "collapse_trajectory_sample", "collapse_turn_sample")
 SOURCES = (
-    *((f"{family}/conditional_entropy_est", family, "H(Z|X), nats a token") for family in _FAMILIES),
-    *(("actor/entropy", family, "token entropy, nats") for family in _FAMILIES),
+    *((f"{family}/conditional_entropy_est", family, "H(Z|X), nats a token") for family in FAMILIES),
+    *(("actor/entropy", family, "token entropy, nats") for family in FAMILIES),
 )
 
 
 @dataclass(frozen=True)
 class RegimePath:
-    """Points of a run in the plane, and what counts as high there."""
+    """Points of a run in the plane, one at least, and what counts as high there."""
 
     steps: np.ndarray
     entropy: np.ndarray
@@ -41,8 +39,6 @@ class RegimePath:
 
     def code(self, index: int) -> int:
         """Regime of a point, see `ragen_jax.estimators.regime`."""
-        if not len(self.steps):
-            return UNKNOWN
         thresholds = {"entropy_threshold": self.entropy_threshold, "mi_threshold": self.mi_threshold}
         return int(regime(self.entropy[index], self.mi[index], **thresholds))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def _shorten(value: Any) -> tuple[Any, int, int]:
             1,
             MAX_TEXT,
         )
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None, 0, 4
     if isinstance(value, list):
         parts = [_shorten(v) for v in value]

@@ -102,9 +102,14 @@ def _group_rows(path: Path, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
         return ()
     rows, bad = {}, 0
     for row in read_json_lines(path, notes):
-        mean, std = ([_number(x) for x in row.get(n) or []] for n in ("mean", "std"))
-        if isinstance(row.get("step"), int) and len(mean) == len(std):
-            rows[row["step"]] = {"step": row["step"], "mean": mean, "std": std}
+        step, mean, std = row.get("step"), row.get("mean"), row.get("std")
+        if (
+            isinstance(step, int)
+            and isinstance(mean, list)
+            and isinstance(std, list)
+            and len(mean) == len(std)
+        ):
+            rows[step] = {"step": step, "mean": [_number(x) for x in mean], "std": [_number(x) for x in std]}
         else:
             bad += 1
     if bad:

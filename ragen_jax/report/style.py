@@ -93,14 +93,14 @@ def finish(
     if xlabel == "step":
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     handles, labels = axes.get_legend_handles_labels()
-    if legend and handles:
-        columns = _legend_columns(axes, labels)
+    columns = _legend_columns(axes, labels) if legend and handles else 0
+    if columns:
         axes.legend(
             handles, labels, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, borderaxespad=0.2,
             handlelength=1.6, columnspacing=1.2,
         )  # fmt: skip
     if title:
-        rows = -(-len(labels) // _legend_columns(axes, labels)) if legend and handles else 0
+        rows = -(-len(labels) // columns) if columns else 0
         axes.set_title(title, pad=6 + 14 * rows)
 
 

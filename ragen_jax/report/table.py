@@ -10,6 +10,13 @@ from typing import Any
 
 import numpy as np
 
+FAMILIES = {
+    "collapse_first_turn_sample": "first turn",
+    "collapse_trajectory_sample": "any turn of an episode",
+    "collapse_turn_sample": "any turn",
+}
+"""How the pairs of a diagnosis were sampled: prefix of its metrics, and what it is called."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -78,6 +85,19 @@ class MetricsTable:
         steps = sorted(set.intersection(*(set(c) for c in columns)) if columns else ())
         steps = [s for s in steps if all(math.isfinite(c[s]) for c in columns)]
         return (np.array(steps, float), *(np.array([c[s] for s in steps], float) for c in columns))
+
+    def environments(self) -> list[str]:
+        """Tags with held-out success, sorted."""
+        return [m.group(1) for name in self.names() if (m := re.fullmatch(r"val-env/(.+)/success", name))]
+
+    def level(self, series: Series, index: int) -> dict[str, float]:
+        """A point of a curve of success as baselines are recorded: success, and low and high where they are known."""
+        level = {"success": float(series.values[index])}
+        for end in ("low", "high"):
+            value = self.columns.get(f"{series.name}_{end}", {}).get(int(series.steps[index]))
+            if value is not None and math.isfinite(value):
+                level[end] = value
+        return level
 
     @property
     def last_step(self) -> int | None:

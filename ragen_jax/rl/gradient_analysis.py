@@ -52,7 +52,7 @@ _Tree = dict[str, Any]
 
 @dataclass(frozen=True)
 class GradientSpec:
-    """Static description of an analysis. See `training.config.GradientSection` for the meaning of the fields."""
+    """Static description of an analysis. See `training.sections.GradientSection` for the meaning of the fields."""
 
     update: UpdateSpec
     num_buckets: int = 4
@@ -116,7 +116,8 @@ def analyse_gradients(
     the sketches and the bootstrap.
 
     Raises:
-        ValueError: groups too small to be halved, or a KL loss without `reference`.
+        ValueError: groups too small to be halved, rows that are turns (a limited context), or a KL loss without
+            `reference`.
     """
     objective, size = spec.update.objective, traj.group_size
     least = 4 if objective.group_relative else 2
@@ -133,7 +134,7 @@ def analyse_gradients(
     groups, half = traj.tokens.shape[0] // size, size // 2
     members = np.arange(groups)[:, None] * size + np.arange(2 * half)
     traj = replace(jax.tree.map(lambda x: x[members.reshape(-1)], traj), group_size=2 * half)
-    spread = np.asarray(reward_variance(traj.score.reshape(groups, -1))) if half else np.zeros(groups)
+    spread = np.asarray(reward_variance(traj.score.reshape(groups, -1)))
     usable = [i for i in range(groups) if np.isfinite(spread[i])]
     fixed = _fixed(trainable, base, reference, traj, jnp.asarray(temperature, jnp.float32), spec=spec.update)
     buckets = [[usable[i] for i in b] for b in _buckets(spread[usable], spec)]

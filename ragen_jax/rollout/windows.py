@@ -27,7 +27,7 @@ Mode = Literal["full", "limited_multi_turn", "single_turn"]
 
 @dataclass(frozen=True)
 class Window:
-    """Static description of the prompts. See `training.config.RolloutSection` for the meaning of the settings."""
+    """Static description of the prompts. See `training.sections.RolloutSection` for the meaning of the settings."""
 
     mode: Mode
     turns: int  # W: most turns shown, the present one among them
@@ -98,8 +98,10 @@ class Marks:
 def prompt_runs(
     window: Window, env: TurnEnv, marks: Marks, turn: Array, joints: int
 ) -> tuple[Int[Array, "B K"], Int[Array, "B K"]]:
-    """First slots and lengths of the runs that are the prompt of `turn`. `joints`: slot of the record where
-    `window.answer` and then `window.result` stand."""
+    """First slots and lengths of the runs that are the prompt of `turn`.
+
+    `joints`: slot of the record where `window.answer` and then `window.result` stand.
+    """
     most = marks.begin.shape[1]
     head = window.borders.head
     end = marks.prompt_end[:, turn]

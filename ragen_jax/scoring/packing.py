@@ -1,4 +1,4 @@
-"""How cross-scoring cuts its work: sizes within a memory budget, and traces end to end in one stream of tokens."""
+"""What cross-scoring is given and how it is cut: sizes within a memory budget, traces end to end in one stream."""
 
 from __future__ import annotations
 
@@ -13,6 +13,34 @@ from ragen_jax.models.config import ModelConfig
 
 _QUERIES = 64  # queries that attend to one window of the stream together
 _STEP_TOKENS = 512  # tokens (contexts x chunk) of a step that keep matrix products efficient on a CPU
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Contexts:
+    """What is conditioned on: `tokens[j, :length[j]]`, length 1 .. Lx. What pads the rows has no effect."""
+
+    tokens: Int[Array, "J Lx"]
+    length: Int[Array, " J"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Traces:
+    """What is scored: `tokens[i, k, :length[i, k]]`, length 0 .. T. What pads the rows has no effect."""
+
+    tokens: Int[Array, "P G T"]
+    length: Int[Array, "P G"]
+
+
+def padded_contexts(contexts: Contexts, multiple: int) -> Contexts:
+    """Adds contexts of length 1 up to a multiple."""
+    pad = -contexts.tokens.shape[0] % multiple
+    if pad == 0:
+        return contexts
+    return Contexts(
+        jnp.pad(contexts.tokens, ((0, pad), (0, 0))), jnp.pad(contexts.length, (0, pad), constant_values=1)
+    )
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Preparation:
 
 
 def prepare(setup: Setup) -> Preparation:
+    """Plays the baselines, and the teacher's demonstrations where there is a warm start."""
     section = setup.config.warm_start
     found = baselines(setup)
     if not section.steps:

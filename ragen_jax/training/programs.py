@@ -24,8 +24,8 @@ from ragen_jax.models import Params
 from ragen_jax.models.lora import LoraConfig
 from ragen_jax.rl import Objective, overlong_penalty, policy_params, row_entropy, update
 from ragen_jax.rollout import RolloutSpec, StopTable, Trajectories, rollout
-from ragen_jax.training.config import RolloutSection
 from ragen_jax.training.diagnosis import diagnose
+from ragen_jax.training.sections import RolloutSection
 
 
 @partial(jax.jit, static_argnames=("spec", "group_size", "lora", "objective"))

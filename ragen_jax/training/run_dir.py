@@ -12,7 +12,7 @@ from ragen_jax.training.setup import Setup
 
 
 def read_run_config(run_dir: Path) -> Config:
-    """The resolved configuration of an existing run."""
+    """The resolved configuration of an existing run. Raises ConfigError where there is none."""
     path = run_dir / "config.yaml"
     if not path.exists():
         raise ConfigError("run", str(run_dir), "is not a run directory (no config.yaml)")
@@ -23,7 +23,10 @@ _MAY_CHANGE = ("training.total_training_steps", "evaluation.test_freq", "run.sav
 
 
 def resumed_config(run_dir: Path, overrides: list[str]) -> Config:
-    """A run's configuration with the few overrides that leave what was trained so far as it is."""
+    """A run's configuration with the few overrides that leave what was trained so far as it is.
+
+    Raises ConfigError for any other override.
+    """
     for item in overrides:
         name = item.partition("=")[0]
         if name not in _MAY_CHANGE and not name.startswith("parallel."):
@@ -35,7 +38,7 @@ def resumed_config(run_dir: Path, overrides: list[str]) -> Config:
 
 
 def check_new(config: Config) -> Path:
-    """The directory of a run that is not there yet."""
+    """The directory of a run that is not there yet. Raises ConfigError for one that is in use or cannot be made."""
     run_dir = Path(config.run.dir) / config.run.name
     if (run_dir / "config.yaml").exists():
         raise ConfigError(
@@ -56,6 +59,7 @@ def check_new(config: Config) -> Path:
 
 
 def make_run_dir(run_dir: Path, setup: Setup) -> None:
+    """Makes the directory with the tokenizer and config.yaml, which comes last: it is what makes it a run."""
     run_dir.mkdir(parents=True, exist_ok=True)
     setup.tokenizer.save(run_dir / "tokenizer")
     write_atomically(run_dir / "config.yaml", config_to_yaml(setup.config))

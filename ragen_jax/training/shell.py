@@ -22,16 +22,20 @@ class Clock:
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str, wait_for: Any) -> None:
+        """Ends the part that began with the lap before; each name is a lap once."""
         jax.block_until_ready(wait_for)
         now = time.monotonic()
         self._laps[name], self._last = now - self._last, now
 
     def metrics(self) -> dict[str, float]:
+        """Seconds of each part under timing_s/, and of all of them."""
         laps = {f"timing_s/{n}": s for n, s in self._laps.items()}
         return laps | {"timing_s/step": sum(self._laps.values())}
 
 
 class Interrupted:
+    """Whether a signal asked the run to stop."""
+
     flag = False
 
 
@@ -58,6 +62,7 @@ def interruptible() -> Iterator[Interrupted]:
 
 
 def progress_bar(console: Console) -> Progress:
+    """A bar a task, which has a field `note`."""
     return Progress(
         TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import envs_jax
+from envs_jax.core import Environment
 from envs_jax.errors import ConfigError, suggestion
 from envs_jax.games.bandit import Bandit
 from envs_jax.registry import EnvSpec, choose_chat
@@ -97,6 +98,15 @@ def test_register_adds_a_tag_once() -> None:
         envs_jax.make("ThirdPartyClass")[0].config
         == envs_jax.make("Bandit", max_actions_per_traj=10)[0].config
     )
+
+
+def test_an_environment_without_a_function_cannot_be_made() -> None:
+    class Mute(Bandit):
+        observe = Environment.observe  # still the contract's own, which does nothing
+
+    envs_jax.register("Mute", Mute)
+    with pytest.raises(TypeError, match="observe"):
+        envs_jax.make("Mute")
 
 
 def test_chat_is_chosen_by_the_special_tokens() -> None:

@@ -7,16 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks import gpu
+from benchmarks import _gpu_work, gpu
 
 
 def test_flops_are_those_of_matrix_products() -> None:
     """Counted by hand for one layer, one row, no attention to speak of."""
-    cfg = dataclasses.replace(gpu.TINY, num_hidden_layers=1, vocab_size=10)
-    size = dataclasses.replace(gpu.SMALL, model=cfg, update_rows=1, slots=2)
+    cfg = dataclasses.replace(_gpu_work.TINY, num_hidden_layers=1, vocab_size=10)
+    size = dataclasses.replace(_gpu_work.SMALL, model=cfg, update_rows=1, slots=2)
     d, f, kv = 64, 96, 32
     layer = 2 * (d * d + 2 * d * kv + d * d + 3 * d * f) + 4 * d * 1
-    assert gpu.update_flops(size) == 3 * (2 * layer + 2 * d * 10)
+    assert _gpu_work.update_flops(size) == 3 * (2 * layer + 2 * d * 10)
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_wrong_program_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(*args, **kwargs) * (1.0 if len(calls) == 1 else 1.02)  # the first call is the CPU's
 
     monkeypatch.setattr(gpu, "cross_score", wrong)
-    rows = gpu.correctness(gpu.SMALL)
+    rows = gpu.correctness(_gpu_work.SMALL)
     assert [row[0] for row in rows if not row[-1]] == ["cross-scores, a token"]
     assert all(np.isfinite(row[1]) for row in rows)
 
@@ -56,7 +56,9 @@ def test_a_wrong_program_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tiny_run_of_transformers() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    rows = gpu.torch_rows(gpu.SMALL, 1e9, lambda part: False)
+    from benchmarks._gpu_torch import torch_rows
+
+    rows = torch_rows(_gpu_work.SMALL, 1e9, lambda part: False)
     assert [row[0].partition(", ")[2].partition(" ")[0] for row in rows] == [
         "update",
         "decode",

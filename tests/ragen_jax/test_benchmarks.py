@@ -131,6 +131,14 @@ def test_presets_go_on_where_they_were_interrupted(task: tuple[Path, Path, list[
     assert presets.make_all(*task, 2, QUIET, Trainer()) is not None  # nothing is left to do
 
 
+def test_presets_refuse_the_folder_of_another_study(task: tuple[Path, Path, list[str]]) -> None:
+    folder, config, overrides = task
+    assert presets.make_all(*task, 2, QUIET, Trainer("ppo-filter-on")) is None
+    others = [*overrides, "optim.lr=0.5", "env.max_turns=3"]
+    with pytest.raises(ValueError, match=r"warm_start holds a run with other env\.max_turns, optim\.lr;"):
+        presets.make_all(folder, config, others, 2, QUIET, Trainer())
+
+
 def test_presets_table_and_plot(task: tuple[Path, Path, list[str]]) -> None:
     cells = presets.make_all(*task, 2, QUIET, Trainer())
     assert cells is not None

@@ -15,8 +15,8 @@ import yaml
 from micro_run import TREE
 
 import envs_jax
-from ragen_jax import cli
-from ragen_jax.cli import main, split_overrides
+from ragen_jax.arguments import command_parser, split_overrides
+from ragen_jax.cli import main
 from ragen_jax.models.hub import pulled
 from ragen_jax.play import play
 from ragen_jax.training import trainer
@@ -71,7 +71,7 @@ def test_help_says_something_of_everything(capsys: Capture) -> None:
         assert f"ragen-jax {' '.join(words)}".strip() in capsys.readouterr().out
         return count
 
-    assert walk(cli._parser(), []) == 1 + 9 + 6
+    assert walk(command_parser(), []) == 1 + 9 + 6
 
 
 def test_overrides_are_told_from_options() -> None:

@@ -20,10 +20,11 @@ from ragen_jax.estimators import (
 )
 from ragen_jax.rollout import Trajectories
 from ragen_jax.training.checkpoints import HostState
-from ragen_jax.training.config import RolloutSection, config_from_dict
+from ragen_jax.training.config import config_from_dict
 from ragen_jax.training.early_stop import early_stop
 from ragen_jax.training.metrics import merge
 from ragen_jax.training.programs import filter_program, refill_program
+from ragen_jax.training.sections import RolloutSection
 
 
 # -- scores --------------------------------------------------------------------------------------------

@@ -94,3 +94,9 @@ def test_decoding_equals_the_training_forward(cfg, scan_layers: bool) -> None:
         return jnp.concatenate(parts, axis=1)
 
     np.testing.assert_allclose(decode(params, tokens), whole, atol=2e-5)
+
+
+def test_a_cache_of_part_of_a_block_is_refused() -> None:
+    q, k = draw(0, 1, 1, 2, 64), draw(1, 1, 1, 1, CACHE_BLOCK + 8, 64)
+    with pytest.raises(ValueError, match=r"264 slots.*multiple of 256"):
+        cache_attention(q, k, k, jnp.int32(0), jnp.zeros(1, jnp.int32), interpret=True)

@@ -1,212 +1,24 @@
-"""The report of a run, over a run directory made up here: whole, interrupted, hostile and empty."""
+"""The report of a run, over run directories made up in `report_run`: whole, interrupted, hostile and empty."""
 
 import html
 import json
-import math
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from report_run import HOSTILE, TAG, Page, build, episode, gradients, metrics
 
 from ragen_jax.estimators import regime, regime_thresholds
 from ragen_jax.report import FIGURES, MetricsTable, read_run, save_plots, write_report
 from ragen_jax.report.gradients import gradient_norms, gradient_snr
 from ragen_jax.report.overview import final_table, number, sentences
 from ragen_jax.report.page import embed_json, render, rollout_note
+from ragen_jax.report.plots import success_summary
 from ragen_jax.report.regime_plane import regime_path
 from ragen_jax.report.rollouts import MAX_TEXT, choose, read_rollouts, spread
 from ragen_jax.report.run_directory import Run, read_json_lines
-
-TAG = "CoordFrozenLake"
-HOSTILE = '</script><script>alert("x")</script><!-- <b>&amp; \u2028 \U0001f600 {{title}}'
-
-
-def metrics(steps=60, collapse=True):
-    """A run that learns while its reasoning loses its input (`collapse`) or keeps it."""
-    rng = np.random.default_rng(0)
-    for step in range(steps + 1):
-        t = step / steps
-        line = {"step": step, "time": 4.0 * step + 9}
-        if step % 10 == 0:
-            p = 0.12 + 0.62 / (1 + math.exp(-9 * (t - 0.45)))
-            half = 1.96 * math.sqrt(p * (1 - p) / 512)
-            name = f"val-env/{TAG}/success"
-            line |= {name: p, f"{name}_low": p - half, f"{name}_high": p + half}
-        if step % 5 == 0:
-            for family, columns in (("collapse_first_turn_sample", 8), ("collapse_trajectory_sample", 60)):
-                ceiling = math.log(columns)
-                keep = (1 - 0.95 * t) if collapse else (1 - 0.2 * t)
-                mi = ceiling * 0.9 * keep + 0.03 * rng.normal()
-                h = 1.4 - 0.3 * t
-                line |= {
-                    f"{family}/mi_seq_estimate": mi,
-                    f"{family}/mi_seq_estimate_low": mi - 0.15,
-                    f"{family}/mi_seq_estimate_high": mi + 0.12,
-                    f"{family}/mi_estimate": mi / 20,
-                    f"{family}/mi_upper_bound": ceiling,
-                    f"{family}/mi_upper_bound_per_token": ceiling / 20,
-                    f"{family}/mi_zscore_ema": mi / 0.8,
-                    f"{family}/retrieval_accuracy": max(1 / columns, keep * 0.9),
-                    f"{family}/retrieval_chance_level": 1 / columns,
-                    f"{family}/conditional_entropy_est": h,
-                    f"{family}/reasoning_entropy_est": h + mi / 20,
-                }
-            line["collapse/regime"] = 0
-        if step:
-            spread_of = 2.4 * (1 - 0.5 * t) + 0.2 * rng.normal()
-            line |= {
-                "actor/entropy": 1.1 * (1 - 0.6 * t) + 0.03 * rng.normal(),
-                "actor/grad_norm": 1 + abs(rng.normal()),
-                "actor/ppo_kl": abs(0.001 * rng.normal()),
-                "actor/pg_clipfrac": 0.02 * rng.random(),
-                "reward_variance/mean": spread_of,
-                "reward_variance/std": 0.9,
-                "reward_variance/min": 0.0,
-                "reward_variance/max": spread_of + 2,
-                "rollout/in_group_reward_std": spread_of,
-                "rollout/in_group_reward_mean": -1 + 6 * t,
-                "rollout/in_group_reward_max": 3 + 6 * t,
-                "rollout/filter_kept_ratio": 1 - rng.integers(0, 5) / 8,
-                "rollout/filter_kept_count": 6.0,
-                "rollout/filter_zero_count": float(rng.integers(0, 3)),
-                "collapse/reasoning_length": 24 - 8 * t + rng.normal(),
-                "collapse/valid_thinking_rate": min(1.0, 0.9 + 0.1 * t),
-                "timing_s/rollout": 2 + 0.1 * rng.random() + (8 if step == 1 else 0),
-                "timing_s/diagnosis": 0.8 if step % 5 == 0 else 0.0,
-                "timing_s/update": 1.1,
-                "timing_s/eval": 3.0 if step % 10 == 0 else 0.0,
-            }
-            line["rollout/filter_kept_count"] = 8 * line["rollout/filter_kept_ratio"]
-            line["rollout/effective_kept_ratio"] = line["rollout/filter_kept_ratio"] / 2
-        if step and step % 10 == 0:
-            line |= gradients(t)
-        yield line
-
-
-def gradients(t):
-    """A gradient analysis whose signal grows with reward variance and fades with time."""
-    out = {}
-    ends = {"": 0.0, "_low": -0.1, "_high": 0.1}
-    for rank, bucket in enumerate(("bucket_1", "bucket_2", "bucket_3", "all"), 1):
-        signal, noise = rank * (1 - 0.9 * t), 4.0 * rank
-        out |= {f"grad_norm/{bucket}/{part}": x for part, x in (("task", signal**0.5), ("reg", 0.2))}
-        out[f"grad_norm/{bucket}/reward_std_mean"] = rank / 2
-        for name, x in (
-            ("signal_sq", signal),
-            ("noise_trace", noise),
-            ("reg_sq", 0.04),
-            ("snr", signal / noise),
-        ):
-            out |= {f"grad_snr/{bucket}/{name}{end}": x + shift for end, shift in ends.items()}
-    return out
-
-
-def episode(step, split, group, member):
-    won = (group + member + step // 10) % 3 != 0
-    board = "_ P _ _\n_ O _ _\n_ _ _ O\nO _ _ G"
-    turns = [
-        {
-            "prompt": f"Turn {t + 1}. State:\n{board}\nYou have {10 - 2 * t} actions left.",
-            "reasoning": f"Player at (0, 1), goal at (3, 3), group {group}. I go down and then right.",
-            "answer": "Down || Right",
-            "response": "Player at ..</think><answer>Down || Right</answer>",
-            "actions": ["Down", "Right"] if t or member else [],
-            "reward": 0.0 if t == 0 else float(won),
-            "penalty": 0.0 if t or member else -0.1,
-            "valid": bool(t or member),
-        }
-        for t in range(2)
-    ]
-    return {
-        "step": step,
-        "split": split,
-        "tag": TAG,
-        "group": group,
-        "member": member,
-        "level": 1000 + group,
-        "success": won,
-        "reward": float(won) - 0.1,
-        "kept": (group % 2 == 0) if split == "train" else None,
-        "turns": turns,
-    }
-
-
-def build(folder, *, collapse=True, hostile=False, steps=60):
-    """Writes a run directory with everything that a run leaves."""
-    (folder / "rollouts").mkdir(parents=True)
-    with (folder / "metrics.jsonl").open("w") as file:
-        for line in metrics(steps, collapse):
-            file.write(json.dumps(line) + "\n")
-    with (folder / "groups.jsonl").open("w") as file:
-        for step in range(1, steps + 1):
-            won = min(step, 8)
-            row = {"mean": [1.0] * won + [0.3] * (9 - won), "std": [0.0] * won + [0.4] * (9 - won)}
-            file.write(json.dumps({"step": step, "level": [0.0] * 9, "kept": [1.0] * 9, **row}) + "\n")
-    for split in ("train", "eval"):
-        for step in range(0, steps + 1, 10):
-            rows = [episode(step, split, g, m) for g in range(4) for m in range(4)]
-            if hostile:
-                rows[0]["turns"][0]["reasoning"] = HOSTILE
-                rows[0]["tag"] = HOSTILE
-            text = "".join(json.dumps(r) + "\n" for r in rows)
-            (folder / "rollouts" / f"{split}_{step:06d}.jsonl").write_text(text)
-    levels = {
-        "random": {"success": 0.21, "low": 0.18, "high": 0.25, "n": 512},
-        "blind": {"success": 0.6, "low": 0.56, "high": 0.64, "n": 512},
-        "teacher": {"success": 0.97, "low": 0.95, "high": 0.98, "n": 512},
-    }
-    (folder / "baselines.json").write_text(json.dumps(levels))
-    (folder / "summary.json").write_text(
-        json.dumps(
-            {"steps": steps, "after": {"success": 0.74}, "stopped": "kept nothing", "note": "<b>done</b>"}
-        )
-    )
-    (folder / "config.yaml").write_text(
-        f"run: {{name: demo, seed: 3}}\nenv: {{tag: {TAG}}}\nmodel: {{path: null, hidden_size: 64}}\n"
-        "algorithm: {adv_estimator: grpo}\nrollout: {env_groups: 8, group_size: 16}\n"
-    )
-    return folder
-
-
-class Page(HTMLParser):
-    """Elements, scripts and text as a browser sees them."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.scripts, self.tags, self.ids, self.text = [], [], [], []
-        self.inside = None
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.tags.append((tag, attrs))
-        if "id" in attrs:
-            self.ids.append(attrs["id"])
-        self.inside = tag
-        if tag == "script":
-            self.scripts.append((attrs, []))
-
-    def handle_endtag(self, tag):
-        self.inside = None
-
-    def handle_data(self, data):
-        if self.inside == "script":
-            self.scripts[-1][1].append(data)
-        elif self.inside != "style":
-            self.text.append(data)
-
-    @property
-    def words(self):
-        return " ".join(" ".join(self.text).split())
-
-    @property
-    def rollouts(self):
-        (data,) = ["".join(d) for a, d in self.scripts if a.get("id") == "rollout-data"]
-        return json.loads(data)
 
 
 @pytest.fixture(scope="module")
@@ -265,10 +77,11 @@ def test_rows_of_groups_of_another_form_are_noted(tmp_path):
     folder = tmp_path / "odd"
     folder.mkdir()
     good = {"step": 2, "mean": [1, None], "std": [0.5, 0]}
-    (folder / "groups.jsonl").write_text(f'{json.dumps(good)}\n{{"step": 1, "mean": [1], "std": []}}\n')
+    odd = [{"step": 1, "mean": [1], "std": []}, {"step": 3, "mean": 1, "std": 0}, {"mean": [1], "std": [0]}]
+    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (good, *odd)))
     run = read_run(folder)
     assert [row["step"] for row in run.groups] == [2]
-    assert "groups.jsonl: 1 line(s) are of another form and were left out." in run.notes
+    assert "groups.jsonl: 3 line(s) are of another form and were left out." in run.notes
     assert "middle third (steps 2 to 2): 0% without variance" in Page(render(run)).words
 
 
@@ -282,6 +95,17 @@ def test_gradient_figures_of_one_step_are_by_bucket(tmp_path):
     np.testing.assert_allclose(task.lines[0].get_xydata(), [[b / 2, b**0.5] for b in (1, 2, 3)])
     np.testing.assert_allclose(reg.lines[0].get_ydata(), 0.2)
     assert task.get_ylim() == reg.get_ylim()
+
+
+def test_only_the_ends_of_several_buckets_are_named():
+    records = [{"step": s, **gradients(s / 2)} for s in range(3)]
+    names = [
+        t.get_text() for t in gradient_snr(MetricsTable.from_records(records)).axes[0].get_legend().texts
+    ]
+    assert names == ["Q1 (lowest)", "Q2", "Q3 (highest)"]
+    one = [{k: v for k, v in r.items() if "bucket_" not in k or "bucket_2" in k} for r in records]
+    names = [t.get_text() for t in gradient_snr(MetricsTable.from_records(one)).axes[0].get_legend().texts]
+    assert names == ["Q2"]
 
 
 def test_every_colour_follows_the_theme(whole):
@@ -323,6 +147,16 @@ def test_overlapping_intervals_are_no_rise_and_blind_is_no_reading():
     assert "0.400 at step 0 to 0.600 at step 1." in unknown
     assert "nothing to compare" in " ".join(sentences(run_of([(0.4, 0.3, 0.5)])))
     assert sentences(run_of()) == []
+
+
+def test_a_level_without_an_interval_is_a_point():
+    levels = {"blind": {"success": 0.5, "low": None, "high": None}}
+    run = run_of([(0.4, 0.35, 0.45), (0.9, None, None)], levels)
+    axes = success_summary(run.table, run.baselines).axes[0]
+    assert [t.get_text() for t in axes.texts] == ["0.50", "0.40", "0.90"]
+    np.testing.assert_allclose([t.xy[0] for t in axes.texts], [0.5, 0.45, 0.9])
+    assert sum(line.get_marker() == "None" for line in axes.lines) == 1  # one interval
+    assert "0.900 at step 1." in " ".join(sentences(run))
 
 
 def test_regime_of_a_run_that_keeps_its_input(tmp_path):
@@ -489,16 +323,17 @@ def test_embedded_json_survives_a_script_element():
         embed_json([float("nan")])
 
 
-def test_long_texts_and_nan_rewards_are_cut_and_said(tmp_path):
+def test_long_texts_and_rewards_that_are_not_finite_are_cut_and_said(tmp_path):
     folder = tmp_path / "long"
     (folder / "rollouts").mkdir(parents=True)
     row = episode(0, "train", 0, 0)
     row["turns"][0]["prompt"] = "x" * (MAX_TEXT + 7)
-    row["reward"] = float("nan")
+    row["reward"], row["turns"][0]["reward"] = float("nan"), float("-inf")
     (folder / "rollouts" / "train_000000.jsonl").write_text(json.dumps(row) + "\n")
     page = Page(write_report(folder).read_text(encoding="utf-8"))
     assert page.rollouts[0]["turns"][0]["prompt"].endswith("[7 more characters are not in this page]")
     assert page.rollouts[0]["reward"] is None
+    assert page.rollouts[0]["turns"][0]["reward"] is None
     assert "1 long texts are cut short" in page.words
 
 

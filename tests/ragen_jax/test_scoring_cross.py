@@ -152,8 +152,8 @@ def test_short_traces_and_other_numbers_of_contexts(t, j):
 def test_padding_has_no_effect_and_lengths_are_traced(monkeypatch):
     """Other padding ids: the same bits. Other lengths, tokens, temperature: no new trace of the program."""
     count = []
-    real = cross._score
-    monkeypatch.setattr(cross, "_score", lambda *a: count.append(None) or real(*a))
+    real = cross.score
+    monkeypatch.setattr(cross, "score", lambda *a: count.append(None) or real(*a))
     params = random_params(TINY)
     contexts, traces = batch(TINY, lx=12, t=10)
     beyond_context = jnp.arange(12) >= contexts.length[:, None]
