@@ -1,7 +1,7 @@
 """Answers to the tasks of numbers, and the Python loops that judge them, for the table in environments.py.
 
 Each peer is `(run, steps)`: a call of `run` judges `steps` answers, one after another, and with a tokenizer encodes the
-question, or what is said of a wrong answer, beside each.
+instance again, or what is said of an answer, after each.
 """
 
 from __future__ import annotations
@@ -118,17 +118,16 @@ def metamathqa_python(tokenizer: Tokenizer | None, count: int = 256) -> Peer:
     """The published environment in plain Python: lower case, no whitespace, equality, half the points a try."""
     env, params, texts = metamathqa_answers(count)
     phrases = env.phrases()
-    labels, lengths, asked = jax.device_get((params.label, params.label_length, params.phrase))
+    labels, lengths = jax.device_get((params.label, params.label_length))
     cases = [
-        (text, row.tobytes()[:length].decode(), phrases[phrase])
-        for text, row, length, phrase in zip(texts, labels, lengths, asked, strict=True)
+        (text, row.tobytes()[:length].decode())
+        for text, row, length in zip(texts, labels, lengths, strict=True)
     ]
 
     def run() -> None:
-        for text, label, question in cases:
+        for text, label in cases:
             right = re.sub(r"\s+", "", text.lower()) == re.sub(r"\s+", "", label.lower())
             if tokenizer is not None:
-                tokenizer.encode(question)
                 tokenizer.encode(phrases[1] if right else phrases[0])
 
     return run, count
@@ -151,9 +150,9 @@ def metamathqa_reasoning_gym(tokenizer: Tokenizer | None, count: int = 256) -> P
 
     def run() -> None:
         for text, entry in cases:
+            score = data.score_answer(text, entry)
             if tokenizer is not None:
-                tokenizer.encode(entry["question"])
-            data.score_answer(text, entry)
+                tokenizer.encode(phrases[1] if score == 1.0 else phrases[0])
 
     return run, count
 
@@ -179,7 +178,6 @@ def metamathqa_skyrl_gym(tokenizer: Tokenizer | None, count: int = 256) -> Peer 
             game.init([{"role": "user", "content": question}])
             said = game.step(text)["observations"]
             if tokenizer is not None:
-                tokenizer.encode(question)
                 for line in said:
                     tokenizer.encode(line["content"])
 
