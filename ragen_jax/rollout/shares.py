@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -30,6 +30,11 @@ class Shares:
 def any_row(flag: Bool[Array, "B"], model: ModelConfig) -> Bool[Array, ""]:
     """Whether any row has the flag: of those that must take a branch or end a loop together."""
     return jnp.any(flag) if model.placement is None else model.placement.anywhere(flag)
+
+
+def longest_row(length: Int[Array, "B"], model: ModelConfig) -> Int[Array, ""]:
+    """The greatest length: of the rows that must leave a loop together."""
+    return jnp.max(length) if model.placement is None else model.placement.greatest(length)
 
 
 def share_out(
@@ -66,15 +71,10 @@ def play_shares(
     if not placement.row_axes:
         return play(*inputs, shares)
     rows = jax.P(placement.row_axes)
-    leaves = [f.name for f in fields(Trajectories) if f.default is MISSING]
-
-    def local(inputs: tuple[Any, ...], shares: Shares) -> dict[str, Array]:
-        played = play(*inputs, shares)
-        return {name: getattr(played, name) for name in leaves}
-
     # Rows never meet, and nothing is differentiated: there is no replication for the types to keep track of.
     played = jax.shard_map(
-        local, mesh=placement.mesh, in_specs=(jax.P(), rows), out_specs=rows,
+        lambda inputs, shares: play(*inputs, shares), mesh=placement.mesh, in_specs=(jax.P(), rows), out_specs=rows,
         axis_names=set(placement.row_axes), check_vma=False,
     )(inputs, shares)  # fmt: skip
-    return Trajectories(**placement.replicate(played), group_size=group_size)
+    whole: Trajectories = placement.replicate(played)
+    return replace(whole, group_size=group_size)

@@ -220,9 +220,6 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
     if isinstance(env, TurnEnv):
         assert isinstance(train, TurnParams)
         rollout = config.rollout
-        if rollout.windowed and placement is not None:
-            mode = rollout.context_window_mode
-            raise ConfigError("rollout.context_window_mode", mode, "on several devices contexts must be full")
         window = make_window(
             env,
             train,
