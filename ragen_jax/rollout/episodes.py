@@ -5,13 +5,14 @@ Nothing crosses to the host. Turns see all that came before (`dialogue`) or a pa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from envs_jax.mixture import MixtureParams
+from envs_jax.mixture import Mixture, MixtureParams, as_mixture
 from envs_jax.turn import TurnParams
 from ragen_jax.models import Params, decoding_params
 from ragen_jax.rollout.dialogue import dialogues
@@ -41,8 +42,9 @@ def rollout(
     random numbers, so a batch may be split without changing what its members draw. At temperature 0 decoding is
     greedy.
 
-    On several devices (`spec.model.placement`) each plays its share of the rows, whole groups or parts of one, and the
-    result is then whole on every device. Raises ValueError unless the rows can be shared out evenly.
+    On several devices (`spec.model.placement`) each plays its share of the rows, whole groups or parts of one, of every
+    part of a mixture equally many, and the result is then whole on every device. Raises ValueError unless the rows can
+    be shared out evenly.
     """
     group_ids = jnp.arange(levels.shape[0]) if group_ids is None else group_ids
     tables = env_params if isinstance(env_params, tuple) else (env_params,)
@@ -51,5 +53,8 @@ def rollout(
     play, placement = windowed_episodes if spec.window is not None else dialogues, spec.model.placement
     if placement is None:
         return play(spec, group_size, *inputs, Shares(levels, group_ids, jnp.zeros_like(levels)))
-    members, shares = share_out(levels, group_ids, group_size, placement.rows)
-    return play_shares(partial(play, spec, members), inputs, shares, group_size, placement)
+    parts = as_mixture(spec.env, levels.shape[0]).n_groups
+    division = share_out(levels, group_ids, group_size, placement.rows, parts)
+    if isinstance(spec.env, Mixture):
+        spec = replace(spec, env=replace(spec.env, n_groups=division.n_groups))
+    return play_shares(partial(play, spec, division.members), inputs, division, group_size, placement)

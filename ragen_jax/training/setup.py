@@ -288,18 +288,16 @@ def _load(
 def _check_rows(config: Config, placement: Placement | None) -> None:
     """Refuses batches whose rows cannot be shared out over the mesh, by name."""
     warm, training = config.warm_start, config.training
+    for groups in config.env.groups(config.rollout.env_groups):
+        check_rows(placement, rollout__group_size=groups * config.rollout.group_size)
     check_rows(
-        placement, rollout__group_size=config.rollout.env_groups * config.rollout.group_size,
+        placement,
         training__micro_batch_size=training.micro_batch_size, evaluation__batch_size=config.evaluation.batch_size,
     )  # fmt: skip
     if warm.steps:
         check_rows(placement, warm_start__batch_size=warm.batch_size)
     if warm.reading_steps:
         check_rows(placement, warm_start__reading_batch_size=warm.reading_batch_size)
-    if placement is not None and config.env.tags is not None:
-        raise ConfigError(
-            "env.tags", list(config.env.tags), "a mixture runs on one device; use one tag, or one device"
-        )
     if several() and config.gradients.every:
         raise ConfigError(
             "gradients.every", config.gradients.every, "the analysis runs in one process only; set it to 0"
