@@ -177,3 +177,19 @@ def everywhere(tree: Any, placement: Placement | None) -> Any:
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
     return jax.tree.map(put, tree)
+
+
+def here(tree: Any) -> Any:
+    """Arrays that are whole on every device, as this process's own, to compute with alone.
+
+    With one process they are left as they are.
+    """
+    if not several():
+        return tree
+
+    def own(x: Any) -> Any:
+        if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(own(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return jax.numpy.asarray(np.asarray(x))
+
+    return jax.tree.map(own, tree)

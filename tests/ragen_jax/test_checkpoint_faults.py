@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from child import child_environment
+from child import together
 
 pytestmark = pytest.mark.slow
 
@@ -198,22 +197,9 @@ print("went on", flush=True)
 
 def test_one_process_that_cannot_write_costs_a_checkpoint_and_no_more(tmp_path):
     """Every process learns why, the half-written step is gone, and the next one is whole."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARED, str(tmp_path), port, str(i)], env=child_environment(1),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    try:
-        out = [process.communicate(timeout=300)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(text[-3000:] for text in out)
+    ended = together(2, "-c", SHARED, str(tmp_path), "PORT", "PROCESS")
+    out = [text for _, text in ended]
+    assert [code for code, _ in ended] == [0, 0], "\n".join(text[-3000:] for text in out)
     said = [[line for line in text.splitlines() if line.startswith("SAID")] for text in out]
     assert len(said[0]) == 3
     assert said[0] == said[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
@@ -15,6 +16,8 @@ from ragen_jax.parallel import ParallelSection, ShardingRules, check_rows, check
 from ragen_jax.parallel.hlo import collectives, cycles
 from ragen_jax.parallel.rules import Placement
 from ragen_jax.rollout.shares import Division, share_out
+from ragen_jax.training.config import config_from_dict
+from ragen_jax.training.setup import _check_rows
 
 QWEN = PRESETS["qwen2.5-7b"]
 
@@ -174,6 +177,30 @@ def test_batch_sizes_are_refused_by_name():
     check_rows(None, training__micro_batch_size=3)
     with pytest.raises(ConfigError, match=r"training.micro_batch_size = 6: .*use a multiple of 4"):
         check_rows(Four(), rollout__group_size=8, training__micro_batch_size=6)
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        (
+            {"env": {"tags": ["FrozenLake", "Bandit"], "n_groups": [7, 1]}},
+            r"rollout.group_size = 14: .*a multiple of 4",
+        ),
+        ({"gradients": {"every": 1, "env_groups": 3}}, r"gradients.group_size = 6: .*a multiple of 4"),
+        ({}, None),
+    ],
+)
+def test_batches_that_cannot_be_shared_out_are_refused_before_anything_is_built(sections, named):
+    class Four:
+        rows = 4
+
+    sizes = {
+        "rollout": {"env_groups": 8, "group_size": 2}, "training": {"micro_batch_size": 4}, "warm_start": {"steps": 0},
+        "evaluation": {"batch_size": 8},
+    }  # fmt: skip
+    config = config_from_dict(sizes | sections)
+    with pytest.raises(ConfigError, match=named) if named else nullcontext():
+        _check_rows(config, Four())
 
 
 # Parameter counts as published with the checkpoints (Hugging Face model cards).
