@@ -184,7 +184,7 @@ def test_batch_sizes_are_refused_by_name():
     [
         (
             {"env": {"tags": ["FrozenLake", "Bandit"], "n_groups": [7, 1]}},
-            r"rollout.group_size = 14: .*a multiple of 4",
+            r"rollout.group_size = 14: .*multiple of 4",
         ),
         ({"gradients": {"every": 1, "env_groups": 3}}, r"gradients.group_size = 6: .*a multiple of 4"),
         ({}, None),
