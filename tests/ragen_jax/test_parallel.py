@@ -186,7 +186,10 @@ def test_batch_sizes_are_refused_by_name():
             {"env": {"tags": ["FrozenLake", "Bandit"], "n_groups": [7, 1]}},
             r"rollout.group_size = 14: .*multiple of 4",
         ),
-        ({"gradients": {"every": 1, "env_groups": 3}}, r"gradients.group_size = 6: .*a multiple of 4"),
+        (
+            {"gradients": {"every": 1, "env_groups": 1, "group_size": 6}},
+            r"gradients.group_size = 6: .*multiple of 4",
+        ),
         ({}, None),
     ],
 )
