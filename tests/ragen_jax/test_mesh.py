@@ -34,5 +34,5 @@ def test_an_iteration_on_any_mesh_equals_one_device():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["limited", "mixture"])
 def test_limited_contexts_and_mixtures_too(kind):
-    """Where devices play alone, and where they share weights and must leave loops together."""
-    assert on_eight_devices(kind, "2x4x1", "2x2x2").split("\n")[:-1] == ["2x4x1 equal", "2x2x2 equal"]
+    """On a mesh whose devices have rows of their own, share weights, and must leave loops together."""
+    assert on_eight_devices(kind, "2x2x2").strip() == "2x2x2 equal"
