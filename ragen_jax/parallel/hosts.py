@@ -1,7 +1,8 @@
 """Several processes, one a host: starting together, agreeing, writing from the first alone.
 
 Every process runs the same program on the same inputs; a collective must be entered by all. What is decided on the
-host is decided from values that are the same everywhere, or by `anyone` and `on_first`, which all must call.
+host is decided from values that are the same everywhere, or by `anyone`, `gathered` and `on_first`, which all must
+call.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # the coordination service; JAX has no public way to it
 from jax.experimental import multihost_utils
 
 from envs_jax.errors import ConfigError
@@ -78,26 +80,64 @@ def anyone(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array([flag])).any()) if several() else flag
 
 
+def gathered(text: str) -> list[str]:
+    """What each process has to say, cut to 2,048 bytes, by process. All must call."""
+    if not several():
+        return [text]
+    said = text.encode()[:_MESSAGE_BYTES]
+    message = np.zeros(_MESSAGE_BYTES, np.uint8)
+    message[: len(said)] = np.frombuffer(said, np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(message))
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
 def on_first(action: Callable[[], Any]) -> None:
     """Runs `action` in the first process while the others wait; its ValueError or OSError is raised in all."""
-    if not several():
-        action()
-        return
     failure: Exception | None = None
     if is_first():
         try:
             action()
         except (ValueError, OSError) as error:
             failure = error
-    text = np.zeros(_MESSAGE_BYTES, np.uint8)
-    if failure is not None:
-        encoded = (str(failure) or type(failure).__name__).encode()[:_MESSAGE_BYTES]
-        text[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-    text = np.asarray(multihost_utils.broadcast_one_to_all(text))
+    words = gathered("" if failure is None else str(failure) or type(failure).__name__)[0]
     if failure is not None:
         raise failure
-    if text.any():
-        raise ValueError(text.tobytes().rstrip(b"\0").decode(errors="replace"))
+    if words:
+        raise ValueError(words)
+
+
+class OthersFailed(RuntimeError):
+    """What this process did needed all others, and one of them could not do its part."""
+
+
+class Barrier:
+    """Where threads of all processes wait for each other, beside the programs' collectives.
+
+    All come by the same names in the same order, but a process that failed may leave names out. Where not all have come
+    by the same one, it raises OthersFailed for names that contain `needs_all`, and waits for those processes at others.
+    """
+
+    def __init__(self, needs_all: str) -> None:
+        self._needs_all, self._number = needs_all, 0
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None:
+        """Waits at the name `key`. Raises JaxRuntimeError when a process is gone or does not come in time."""
+        client: Any = distributed.global_state.client
+        while True:
+            self._number += 1
+            place = f"ragen_jax/{self._needs_all}/{self._number}"
+            client.key_value_set(f"{place}/{jax.process_index()}", key)
+            client.wait_at_barrier(place, timeout_ms)
+            names = {path.rsplit("/", 1)[1]: name for path, name in client.key_value_dir_get(f"{place}/")}
+            if is_first() and self._number > 1:  # whose names all have read, or they were not here
+                client.key_value_delete(f"ragen_jax/{self._needs_all}/{self._number - 1}/")
+            if len(set(names.values())) == 1:
+                return
+            if self._needs_all in key:
+                left = sorted(process for process, name in names.items() if name != key)
+                raise OthersFailed(f"process {', '.join(left)} failed")
+            if not any(self._needs_all in name for name in names.values()):
+                raise RuntimeError(f"the processes are at different places: {names}")
 
 
 def check_same(sections: Mapping[str, str]) -> None:
@@ -137,3 +177,19 @@ def everywhere(tree: Any, placement: Placement | None) -> Any:
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
     return jax.tree.map(put, tree)
+
+
+def here(tree: Any) -> Any:
+    """Arrays that are whole on every device, as this process's own, to compute with alone.
+
+    With one process they are left as they are.
+    """
+    if not several():
+        return tree
+
+    def own(x: Any) -> Any:
+        if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(own(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+        return jax.numpy.asarray(np.asarray(x))
+
+    return jax.tree.map(own, tree)

@@ -230,17 +230,19 @@ class Placement:
         return jax.tree.map(lambda x: self.constrain(x, ()), tree)
 
     def anywhere(self, flag: Array) -> Array:
-        """`jnp.any(flag)` over the rows of every device that must agree on a branch or on a loop's end.
+        """`jnp.any(flag)` over the rows of every device that must agree, as in `greatest`."""
+        return self.greatest(flag.astype(jax.numpy.int32)) > 0
+
+    def greatest(self, x: Array) -> Array:
+        """`jnp.max(x)` over the rows of every device that must agree on a branch or on a loop's end.
 
         Rows split by hand need no agreement while each device computes alone. Where the other axes have collectives of
         their own, all devices must enter them equally often.
         """
-        here = jax.numpy.any(flag)
+        here = jax.numpy.max(x)
         manual = manual_axes()
         alone = all(self.mesh.shape[a] == 1 for a in self.mesh.axis_names if a not in manual)
-        if not manual or alone:
-            return here
-        return jax.lax.pmax(here.astype(jax.numpy.int32), manual) > 0
+        return here if not manual or alone else jax.lax.pmax(here, manual)
 
 
 def _without(spec: PartitionSpec, manual: Sequence[str]) -> PartitionSpec:

@@ -32,10 +32,12 @@ from ragen_jax.estimators.gradient_snr import (
     signal_and_noise,
     sketch,
 )
-from ragen_jax.models import Params, forward
+from ragen_jax.models import ModelConfig, Params, forward
+from ragen_jax.parallel import everywhere, here
 from ragen_jax.rl.advantages import whiten
 from ragen_jax.rl.credit import batch_advantages, batch_rewards
 from ragen_jax.rl.forward_pass import Scores, score
+from ragen_jax.rl.layout import stored, whole_everywhere
 from ragen_jax.rl.losses import kl_penalty, policy_loss, sampler_weights
 from ragen_jax.rl.microbatch import at, hidden_before, sampled_slots
 from ragen_jax.rl.spec import UpdateSpec
@@ -113,7 +115,7 @@ def analyse_gradients(
     """Buckets from the lowest reward variance to the highest, then "all". `trainable` is left as it is.
 
     Of an odd group the last member is left out. Groups with a reward that is not finite are left out. `key` addresses
-    the sketches and the bootstrap.
+    the sketches and the bootstrap. With several processes all must call; each gets all buckets.
 
     Raises:
         ValueError: groups too small to be halved, rows that are turns (a limited context), or a KL loss without
@@ -130,15 +132,17 @@ def analyse_gradients(
         raise ValueError("gradients: rows are whole episodes here; set rollout.context_window_mode to full")
     if objective.uses_reference and reference is None:
         raise ValueError("algorithm.use_kl_loss needs a reference policy: pass reference=")
-    key = jax.random.key(0) if key is None else key
+    model = spec.update.model
     groups, half = traj.tokens.shape[0] // size, size // 2
     members = np.arange(groups)[:, None] * size + np.arange(2 * half)
-    traj = replace(jax.tree.map(lambda x: x[members.reshape(-1)], traj), group_size=2 * half)
-    spread = np.asarray(reward_variance(traj.score.reshape(groups, -1)))
+    traj, deviation = _take(traj, members.reshape(-1), size=2 * half, model=model)
+    spread = np.asarray(deviation)
     usable = [i for i in range(groups) if np.isfinite(spread[i])]
-    fixed = _fixed(trainable, base, reference, traj, jnp.asarray(temperature, jnp.float32), spec=spec.update)
+    fixed = _fixed(trainable, base, reference, traj, temperature, spec=spec.update)
     buckets = [[usable[i] for i in b] for b in _buckets(spread[usable], spec)]
-    sketch_key, bootstrap_key = jax.random.split(key)
+    # Gradients are the whole mesh's; what is made of their inner products and sketches, each process makes alone.
+    sketch_key, bootstrap_key = jax.random.split(jax.random.key(0) if key is None else here(key))
+    sketch_key = everywhere(sketch_key, model.placement)
     chunk = min(spec.update.micro_batch_size, half)
     chunks = -(-half // chunk)
     found: list[Bucket] = []
@@ -151,8 +155,8 @@ def analyse_gradients(
             real = np.broadcast_to(np.arange(chunks * chunk) < half, rows.shape)
             shape = (2, chunks, chunk)
             gradients = _group_program(
-                trainable, base, traj, fixed, jnp.asarray(rows.reshape(shape)), jnp.asarray(real.reshape(shape)),
-                jnp.asarray(temperature, jnp.float32), sketch_key, spec=spec.update, sketch_size=spec.sketch_size,
+                trainable, base, traj, fixed, rows.reshape(shape), real.reshape(shape), temperature, sketch_key,
+                spec=spec.update, sketch_size=spec.sketch_size,
             )  # fmt: skip
             sums.add(gradients)
             whole.add(gradients)
@@ -161,6 +165,15 @@ def analyse_gradients(
                 sums.bucket(f"bucket_{number}", prompts, spread, jax.random.fold_in(bootstrap_key, number))
             )
     return [*found, whole.bucket("all", usable, spread, bootstrap_key)] if usable else []
+
+
+@partial(jax.jit, static_argnames=("size", "model"))
+def _take(
+    traj: Trajectories, rows: Int[Array, "N"], *, size: int, model: ModelConfig
+) -> tuple[Trajectories, Float[Array, "P"]]:
+    """Those rows, as groups of `size`, and the standard deviation of each group's rewards."""
+    traj = replace(jax.tree.map(lambda x: x[rows], traj), group_size=size)
+    return whole_everywhere((traj, reward_variance(traj.score.reshape(-1, size))), model)
 
 
 def _buckets(spread: np.ndarray, spec: GradientSpec) -> list[list[int]]:
@@ -172,9 +185,10 @@ def _buckets(spread: np.ndarray, spec: GradientSpec) -> list[list[int]]:
 
 @partial(jax.jit, static_argnames=("spec",))
 def _fixed(
-    trainable: _Tree, base: Params | None, reference: Params | None, traj: Trajectories, temperature: Array, *,
-    spec: UpdateSpec,
+    trainable: _Tree, base: Params | None, reference: Params | None, traj: Trajectories,
+    temperature: float | Array, *, spec: UpdateSpec,
 ) -> _Fixed:  # fmt: skip
+    temperature = jnp.asarray(temperature, jnp.float32)
     objective, mask = spec.objective, traj.loss_mask
     batch, slots = traj.tokens.shape
     scores = Scores.blank(batch, slots)
@@ -194,7 +208,8 @@ def _fixed(
         half_advantage = whiten(half, mask, like=raw)
     else:
         half_advantage, _ = batch_advantages(halves, rewards, scores.value, objective, mask)
-    return _Fixed(scores.ref, advantage, half_advantage, _row_weights(mask, spec))
+    fixed = _Fixed(scores.ref, advantage, half_advantage, _row_weights(mask, spec))
+    return whole_everywhere(fixed, spec.model)
 
 
 def _row_weights(mask: Bool[Array, "B L"], spec: UpdateSpec) -> Float[Array, "B L"]:
@@ -218,13 +233,14 @@ def _group_program(
     fixed: _Fixed,
     rows: Int[Array, "2 C m"],
     real: Bool[Array, "2 C m"],
-    temperature: Array,
+    temperature: float | Array,
     key: Array,
     *,
     spec: UpdateSpec,
     sketch_size: int,
 ) -> dict[str, tuple[Any, Array, Array, Array]]:
     """Of each part of the loss: a prompt's mean gradient, its square, the halves' product, the halves' sketches."""
+    temperature = jnp.asarray(temperature, jnp.float32)
 
     def losses(policy: Any, rows: Array, real: Array) -> Array:
         params = policy_params({"policy": policy}, base, spec.lora)
@@ -278,13 +294,21 @@ def _group_program(
     square = jax.vmap(inner)(mean, mean)
     cross = jax.vmap(inner)(*(jax.tree.map(lambda g, i=i: g[i], halves) for i in range(2)))
     sketches = jax.vmap(jax.vmap(lambda g: sketch(g, key, sketch_size)))(halves)
+    square, cross, sketches = whole_everywhere((square, cross, sketches), spec.model)
     return {
-        part: (jax.tree.map(lambda g, n=n: g[n], mean), square[n], cross[n], sketches[:, n])
+        part: (
+            stored(jax.tree.map(lambda g, n=n: g[n], mean), spec.model),
+            square[n],
+            cross[n],
+            sketches[:, n],
+        )
         for n, part in enumerate(PARTS)
     }
 
 
 _add_trees = jax.jit(lambda x, y: jax.tree.map(jnp.add, x, y), donate_argnums=0)
+_copy = jax.jit(lambda x: jax.tree.map(jnp.copy, x))
+_inner = jax.jit(inner)
 
 
 class _Sums:
@@ -300,8 +324,7 @@ class _Sums:
     def add(self, gradients: dict[str, tuple[Any, Array, Array, Array]]) -> None:
         if self.spec.method == "full":
             mean = {part: g[0] for part, g in gradients.items()}
-            zeros = self.total or jax.tree.map(jnp.zeros_like, mean)
-            self.total = _add_trees(zeros, mean)
+            self.total = _add_trees(self.total, mean) if self.total else _copy(mean)
         for part, (_, square, cross, sketches) in gradients.items():
             self.square[part].append(square)
             self.cross[part].append(cross)
@@ -309,10 +332,10 @@ class _Sums:
 
     def moments(self, part: str) -> HalfMoments:
         if self.spec.method == "sketch":
-            return half_moments(jnp.stack(self.sketches[part]))
-        n = len(self.square[part])
-        mean_square = inner(self.total[part], self.total[part]) / n**2
-        return HalfMoments(mean_square, jnp.stack(self.square[part]), jnp.stack(self.cross[part]))
+            return half_moments(jnp.asarray(np.stack(self.sketches[part])))
+        square, cross = (jnp.asarray(np.stack(x[part])) for x in (self.square, self.cross))
+        total = np.asarray(_inner(self.total[part], self.total[part]))
+        return HalfMoments(jnp.asarray(total) / len(square) ** 2, square, cross)
 
     def bucket(self, name: str, prompts: list[int], spread: np.ndarray, key: Array) -> Bucket:
         """The estimates; intervals are of sketches, moved onto the estimates."""
@@ -331,7 +354,7 @@ class _Sums:
         )  # fmt: skip
 
     def _estimate(self, part: str, key: Array) -> list[tuple[float, np.ndarray]]:
-        halves = jnp.stack(self.sketches[part])
+        halves = jnp.asarray(np.stack(self.sketches[part]))
         samples = bootstrap_signal_and_noise(key, halves, samples=self.spec.bootstrap)
         out = []
         for value, drawn in zip(signal_and_noise(self.moments(part)), samples, strict=True):

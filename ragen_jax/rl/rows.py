@@ -104,7 +104,7 @@ def read_rows(
     def pick_turn(x: Array) -> Array:
         return jnp.where(inside, x[episode[:, None], source], 0.0).reshape(-1)
 
-    return Rows(tokens, where_turn, inside, pick_turn)
+    return Rows(model.constrain(tokens, "batch"), where_turn, inside, pick_turn)
 
 
 def place_rows(

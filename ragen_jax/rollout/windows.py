@@ -149,11 +149,12 @@ def in_chunks(
     extend: Callable[[Array, Array, Any], tuple[Array, Any]],
     tokens: Int[Array, "B L"],
     length: Int[Array, "B"],
+    longest: Int[Array, ""],
     cache: Any,
     width: int,
     chunk: int = 64,
 ) -> tuple[Array, Any]:
-    """Encodes prompts a chunk of slots at a time, as many as the longest needs: (state at the last token, cache).
+    """Encodes prompts a chunk of slots at a time, as many as `longest` needs: (state at the last token, cache).
 
     `extend(ids, start, cache)` appends ids at slots; `width` is that of its states, of rows of length 0 all 0.
     """
@@ -170,5 +171,4 @@ def in_chunks(
         return jnp.where(((at >= 0) & (at < chunk))[:, None], found, last), cache
 
     dtype = jax.eval_shape(lambda c: extend(tokens[:, :chunk], length, c)[0], cache).dtype
-    number = -(-jnp.max(length) // chunk)
-    return jax.lax.fori_loop(0, number, body, (jnp.zeros((batch, width), dtype), cache))
+    return jax.lax.fori_loop(0, -(-longest // chunk), body, (jnp.zeros((batch, width), dtype), cache))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from ragen_jax.estimators import CollapseEma
-from ragen_jax.parallel import several
+from ragen_jax.parallel import Barrier, OthersFailed, gathered, is_first, on_first, several
 from ragen_jax.rl import TrainState
+
+_WRITERS = Barrier(needs_all="async_")
+"""Of the threads that write. Those of Orbax's names with async_ say that a process's part of a step is whole."""
 
 
 class CheckpointError(ValueError):
@@ -96,6 +100,7 @@ class Checkpoints:
         self._options = ocp.CheckpointManagerOptions(
             preservation_policy=policy, best_fn=_success if keep_best else None, create=not read_only,
             read_only=read_only, save_interval_steps=0 if read_only else 1, cleanup_tmp_directories=not read_only,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=_WRITERS) if several() else None,
         )  # fmt: skip
         self._open()
 
@@ -115,27 +120,49 @@ class Checkpoints:
         """Starts writing step `host.step`; returns once the arrays are copied. `success`: this step's, if evaluated.
 
         Returns what went wrong, if anything, in writing this checkpoint or the one before it; what was cut off is
-        removed, and the checkpoints that were whole stay. With several processes it is raised: they must not part.
+        removed, and the checkpoints that were whole stay. With several processes all must call, and if one could not
+        write its part, the step is removed and all return that.
         """
         problem = self._attempt(self._manager.wait_until_finished)
+        full = self._attempt(self._try_folder)
+        if full:
+            return full
         args = ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(host.plain()))
         metrics = None if success is None else {"success": success}
         return self._attempt(lambda: self._manager.save(host.step, args=args, metrics=metrics)) or problem
 
+    def _try_folder(self) -> None:
+        """Raises OSError where the step's folder cannot be made, for which Orbax's other processes wait minutes."""
+        if is_first():
+            folder = self.directory / "writable"
+            folder.mkdir(exist_ok=True)
+            folder.rmdir()
+
     def _attempt(self, action: Callable[[], Any]) -> str | None:
+        said = ""
         try:
             action()
+        except OthersFailed:  # they say why
+            pass
         except Exception as error:  # of a thread that writes: whatever the file system and its library raise
-            if several():
-                raise
-            self._open()
-            newest = self._manager.latest_step()
-            words = " ".join(str(error).split())[:200]
-            return (
-                f"a checkpoint could not be written ({words}); training goes on, and would resume from "
-                f"{'nothing' if newest is None else f'step {newest}'}"
-            )
-        return None
+            if several() and isinstance(error, jax.errors.JaxRuntimeError):
+                raise  # a process is gone
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+        failures = {process: words for process, words in enumerate(gathered(said)) if words}
+        if not failures:
+            return None
+        on_first(self._remove_cut_off)
+        self._open()
+        newest = self._manager.latest_step()
+        words = "; ".join(f"process {p}: {words}" if several() else words for p, words in failures.items())
+        return (
+            f"a checkpoint could not be written ({words}); training goes on, and would resume from "
+            f"{'nothing' if newest is None else f'step {newest}'}"
+        )
+
+    def _remove_cut_off(self) -> None:
+        for folder in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def restore(
         self, like: RunState, step: int | None = None, *, base: str | None = None

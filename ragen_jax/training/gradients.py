@@ -28,10 +28,10 @@ def gradient_batch(
     """Episodes of the analysis alone, `gradients.env_groups` by `gradients.group_size`, training levels."""
     section, rollout = setup.config.gradients, setup.config.rollout
     groups = section.env_groups or rollout.env_groups
+    levels, ids = setup.everywhere((draw_levels(setup, step, _LEVELS, groups), jnp.arange(groups)))
     return rollout_program(
-        trainable, base, *setup.tables("train"), jax.random.fold_in(key, _GRADIENTS),
-        draw_levels(setup, step, _LEVELS, groups), rollout.temperature, jnp.arange(groups), spec=setup.rollout_spec,
-        group_size=section.group_size or rollout.group_size, lora=setup.config.model.lora,
+        trainable, base, *setup.tables("train"), jax.random.fold_in(key, _GRADIENTS), levels, rollout.temperature, ids,
+        spec=setup.rollout_spec, group_size=section.group_size or rollout.group_size, lora=setup.config.model.lora,
         objective=setup.config.algorithm,
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from ragen_jax.models import ModelConfig, Params, abstract_params, init_params
 from ragen_jax.models.fingerprint import fingerprint
 from ragen_jax.models.load import load_model
 from ragen_jax.models.lora import lora_specs
-from ragen_jax.parallel import Placement, check_rows, everywhere, make_placement, several
+from ragen_jax.parallel import Placement, check_rows, everywhere, make_placement
 from ragen_jax.rl import UpdateSpec
 from ragen_jax.rl.gradient_analysis import GradientSpec
 from ragen_jax.rl.layout import shardings
@@ -220,9 +220,6 @@ def build(config: Config, *, run_dir: Path | None = None, devices: Sequence[Any]
     if isinstance(env, TurnEnv):
         assert isinstance(train, TurnParams)
         rollout = config.rollout
-        if rollout.windowed and placement is not None:
-            mode = rollout.context_window_mode
-            raise ConfigError("rollout.context_window_mode", mode, "on several devices contexts must be full")
         window = make_window(
             env,
             train,
@@ -290,23 +287,20 @@ def _load(
 
 def _check_rows(config: Config, placement: Placement | None) -> None:
     """Refuses batches whose rows cannot be shared out over the mesh, by name."""
-    warm, training = config.warm_start, config.training
+    warm, training, rollout, gradients = config.warm_start, config.training, config.rollout, config.gradients
+    for groups in config.env.groups(rollout.env_groups):  # of each tag
+        check_rows(placement, rollout__group_size=groups * rollout.group_size)
+        if gradients.every:
+            own = (gradients.env_groups or groups) * (gradients.group_size or rollout.group_size)
+            check_rows(placement, gradients__group_size=own)
     check_rows(
-        placement, rollout__group_size=config.rollout.env_groups * config.rollout.group_size,
-        training__micro_batch_size=training.micro_batch_size, evaluation__batch_size=config.evaluation.batch_size,
+        placement, training__micro_batch_size=training.micro_batch_size,
+        evaluation__batch_size=config.evaluation.batch_size,
     )  # fmt: skip
     if warm.steps:
         check_rows(placement, warm_start__batch_size=warm.batch_size)
     if warm.reading_steps:
         check_rows(placement, warm_start__reading_batch_size=warm.reading_batch_size)
-    if placement is not None and config.env.tags is not None:
-        raise ConfigError(
-            "env.tags", list(config.env.tags), "a mixture runs on one device; use one tag, or one device"
-        )
-    if several() and config.gradients.every:
-        raise ConfigError(
-            "gradients.every", config.gradients.every, "the analysis runs in one process only; set it to 0"
-        )
 
 
 def draw_levels(setup: Setup, step: int, batch: int = 0, groups: int | None = None) -> jax.Array:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from child import together
 
 pytestmark = pytest.mark.slow
 
@@ -122,3 +123,84 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_next_one_is(tmp
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "went on"
+
+
+# One of two processes, each with half of the weights to write: python -c SHARED FOLDER PORT PROCESS.
+SHARED = """
+import errno, resource, signal, sys
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+import jax
+import numpy as np
+from ragen_jax import parallel
+from ragen_jax.rl import TrainState
+from ragen_jax.training.checkpoints import Checkpoints, HostState, RunState
+
+folder, process = Path(sys.argv[1]), int(sys.argv[3])
+parallel.start(coordinator=f"127.0.0.1:{sys.argv[2]}", processes=2, process=process, timeout=120)
+mesh = jax.make_mesh((2,), ("x",))
+
+def placed(x, where):
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, jax.NamedSharding(mesh, where), lambda i: x[i])
+
+def state(step):
+    policy = placed(np.arange(2**16, dtype=np.float32) + step, jax.P("x"))
+    count = placed(np.int32(step), jax.P())
+    return RunState(TrainState({"policy": policy}, (), count, count), {})
+
+@contextmanager
+def full():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**12, resource.RLIM_INFINITY))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+def save(step, there=()):
+    with full() if process in there else nullcontext():
+        return [checkpoints.save(state(step), HostState(step=step)), checkpoints.wait()]
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+checkpoints = Checkpoints(folder, keep=2)
+problems = save(1)
+assert problems == [None, None], problems
+for there in ((0,), (1,), (0, 1)):
+    problems = save(2, there)
+    said = next(p for p in problems if p)
+    print("SAID", there, said)
+    assert "resume from step 1" in said, said
+    for i in (0, 1):
+        assert (f"process {i}: " in said) == (i in there), said
+    assert checkpoints.all_steps() == [1]
+    names = [p.name for p in (folder / "checkpoints").iterdir()]
+    assert names == ["1"], names
+    assert checkpoints.wait() is None
+
+mkdir = Path.mkdir
+def no_space(path, *args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+if process == 0:
+    Path.mkdir = no_space
+problems = [checkpoints.save(state(2), HostState(step=2)), checkpoints.wait()]
+Path.mkdir = mkdir
+assert "process 0: [Errno 28] No space left" in problems[0] and problems[1] is None, problems
+
+assert save(2) == [None, None]
+assert save(3) == [None, None]
+assert checkpoints.all_steps() == [2, 3]
+restored, host = checkpoints.restore(state(0))
+own = restored.train.trainable["policy"].addressable_shards[0]
+assert host.step == 3 and (own.data == np.arange(2**16)[own.index] + 3).all()
+checkpoints.close()
+print("went on", flush=True)
+"""
+
+
+def test_one_process_that_cannot_write_costs_a_checkpoint_and_no_more(tmp_path):
+    """Every process learns why, the half-written step is gone, and the next one is whole."""
+    ended = together(2, "-c", SHARED, str(tmp_path), "PORT", "PROCESS")
+    out = [text for _, text in ended]
+    assert [code for code, _ in ended] == [0, 0], "\n".join(text[-3000:] for text in out)
+    said = [[line for line in text.splitlines() if line.startswith("SAID")] for text in out]
+    assert len(said[0]) == 3
+    assert said[0] == said[1]
+    assert all(text.splitlines()[-1] == "went on" for text in out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import TINY, random_trajectories
+from child import together
 
 from ragen_jax.estimators.gradient_snr import half_moments, signal_and_noise
 from ragen_jax.models import forward, init_params, unembedding
@@ -126,3 +128,51 @@ def test_fixed_buckets_and_what_is_refused(setting) -> None:
         analyse_gradients(
             {"policy": params}, random_trajectories(0, members=3), spec=SPEC, reference=reference
         )
+
+
+# One of two processes that hold half of the weights each: python -c SHARED PORT PROCESS.
+SHARED = """
+import json, sys
+from dataclasses import replace
+from functools import partial
+import jax
+from batches import TINY, random_trajectories
+from test_gradient_analysis import GROUPS, MEMBERS, SPEC
+from ragen_jax import parallel
+from ragen_jax.models import init_params
+from ragen_jax.rl.gradient_analysis import analyse_gradients
+from ragen_jax.rl.layout import laid_out
+
+parallel.start(coordinator=f"127.0.0.1:{sys.argv[1]}", processes=2, process=int(sys.argv[2]), timeout=120)
+placement = parallel.make_placement(parallel.ParallelSection(fsdp=2))
+model = replace(TINY, placement=placement)
+everywhere = partial(parallel.everywhere, placement=placement)
+params, reference = (laid_out(partial(init_params, model), model, everywhere(jax.random.key(s))) for s in (0, 1))
+assert not params["embed"]["weight"].is_fully_replicated
+traj = everywhere(random_trajectories(0, groups=GROUPS, members=MEMBERS))
+buckets = analyse_gradients(
+    {"policy": params}, traj, spec=replace(SPEC, update=replace(SPEC.update, model=model)), reference=reference,
+    key=everywhere(jax.random.key(5)),
+)
+print("FOUND", json.dumps([[b.prompts, b.metrics()] for b in buckets]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_the_weights_find_what_one_finds(setting) -> None:
+    params, reference, traj = setting
+    ended = together(2, "-c", SHARED, "PORT", "PROCESS")
+    assert [code for code, _ in ended] == [0, 0], "\n".join(text[-3000:] for _, text in ended)
+    said = [
+        next(x for x in text.splitlines() if x.startswith("FOUND")).removeprefix("FOUND ")
+        for _, text in ended
+    ]
+    assert said[0] == said[1]
+    alone = analyse_gradients({"policy": params}, traj, spec=SPEC, reference=reference, key=jax.random.key(5))
+    found = json.loads(said[0])
+    assert [prompts for prompts, _ in found] == [list(b.prompts) for b in alone]
+    for (_, metrics), bucket in zip(found, alone, strict=True):
+        scale = max(bucket.noise[0], bucket.norms["task"] ** 2)
+        for name, value in bucket.metrics().items():
+            slack = 1e-2 * abs(value) if "/snr" in name else 1e-4 * scale + 1e-3 * abs(value)
+            assert metrics[name] == pytest.approx(value, abs=slack, nan_ok=True), name

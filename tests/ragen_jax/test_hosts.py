@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from child import child_environment
+from child import together
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -17,26 +14,8 @@ HERE = Path(__file__).parent
 
 def start(processes: int, folder: Path, *action: str) -> list[tuple[int, str]]:
     """(exit code, output) of every process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = child_environment(1)
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "hosts_run.py"), str(port), str(processes), str(i), str(folder), *action],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for i in range(processes)
-    ]  # fmt: skip
-    found = []
-    try:
-        for process in running:
-            out, _ = process.communicate(timeout=400)
-            found.append((process.returncode, out))
-    finally:
-        for process in running:
-            process.kill()
-    return found
+    script = str(HERE / "hosts_run.py")
+    return together(processes, script, "PORT", str(processes), "PROCESS", str(folder), *action)
 
 
 def digest(results: list[tuple[int, str]]) -> str:

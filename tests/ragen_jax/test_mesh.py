@@ -28,4 +28,11 @@ def test_cross_scoring_moves_no_keys():
 def test_an_iteration_on_any_mesh_equals_one_device():
     """Ids exactly, losses and first moments to 1e-5; one compilation a program."""
     meshes = ["8x1x1", "2x4x1", "2x2x2", "1x1x8"]
-    assert on_eight_devices(*meshes).split("\n")[:-1] == [f"{mesh} equal" for mesh in meshes]
+    assert on_eight_devices("plain", *meshes).split("\n")[:-1] == [f"{mesh} equal" for mesh in meshes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["limited", "mixture"])
+def test_limited_contexts_and_mixtures_too(kind):
+    """On a mesh whose devices have rows of their own, share weights, and must leave loops together."""
+    assert on_eight_devices(kind, "2x2x2").strip() == "2x2x2 equal"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
@@ -14,7 +15,9 @@ from ragen_jax.models.presets import PRESETS
 from ragen_jax.parallel import ParallelSection, ShardingRules, check_rows, check_rules, make_mesh
 from ragen_jax.parallel.hlo import collectives, cycles
 from ragen_jax.parallel.rules import Placement
-from ragen_jax.rollout.shares import share_out
+from ragen_jax.rollout.shares import Division, share_out
+from ragen_jax.training.config import config_from_dict
+from ragen_jax.training.setup import _check_rows
 
 QWEN = PRESETS["qwen2.5-7b"]
 
@@ -123,19 +126,47 @@ def test_copies_of_key_value_heads():
 )
 def test_shares_are_the_rows_in_order(groups, members, devices):
     levels = jax.numpy.arange(groups) + 100
-    size, shares = share_out(levels, jax.numpy.arange(groups), members, devices)
-    assert len(shares.levels) % devices == 0
-    rows = [
+    division = share_out(levels, jax.numpy.arange(groups), members, devices)
+    assert len(division.shares.levels) % devices == 0
+    assert division.n_groups == (len(division.shares.levels) // devices,)
+    everyone = [(100 + p, p, k) for p in range(groups) for k in range(members)]
+    assert rows_of(division) == everyone
+    assert division.places.tolist() == list(range(len(everyone)))
+
+
+def rows_of(division: Division) -> list[tuple[int, int, int]]:
+    """(level, group, member) of each device's rows, one device after the other."""
+    shares = division.shares
+    return [
         (int(level), int(group), int(first) + k)
         for level, group, first in zip(shares.levels, shares.group_ids, shares.first_member, strict=True)
-        for k in range(size)
+        for k in range(division.members)
     ]
-    assert rows == [(100 + p, p, k) for p in range(groups) for k in range(members)]
+
+
+@pytest.mark.parametrize(
+    ("n_groups", "members", "devices"), [((4, 4), 2, 8), ((5, 3), 16, 8), ((2, 6, 4), 4, 4), ((3, 1), 2, 1)]
+)
+def test_every_device_plays_equally_many_rows_of_each_part_of_a_mixture(n_groups, members, devices):
+    groups = sum(n_groups)
+    division = share_out(jax.numpy.arange(groups) + 100, jax.numpy.arange(groups), members, devices, n_groups)
+    rows = rows_of(division)
+    assert [rows[i] for i in division.places] == [
+        (100 + p, p, k) for p in range(groups) for k in range(members)
+    ]
+    part = np.repeat(np.arange(len(n_groups)), n_groups)
+    for own in np.split(np.array([part[group] for _, group, _ in rows]), devices):
+        wanted = np.repeat(np.arange(len(n_groups)), np.array(division.n_groups) * division.members)
+        np.testing.assert_array_equal(own, wanted)
+        assert np.bincount(own).tolist() == [n * members // devices for n in n_groups]
 
 
 def test_rows_that_do_not_come_out_even_are_refused():
+    three, eight = jax.numpy.arange(3), jax.numpy.arange(8)
     with pytest.raises(ValueError, match="3 groups of 2 cannot be shared out over data x fsdp = 4"):
-        share_out(jax.numpy.arange(3), jax.numpy.arange(3), 2, 4)
+        share_out(three, three, 2, 4)
+    with pytest.raises(ValueError, match=r"7 \+ 1 groups of 2 cannot be shared out over data x fsdp = 8"):
+        share_out(eight, eight, 2, 8, (7, 1))
 
 
 def test_batch_sizes_are_refused_by_name():
@@ -146,6 +177,33 @@ def test_batch_sizes_are_refused_by_name():
     check_rows(None, training__micro_batch_size=3)
     with pytest.raises(ConfigError, match=r"training.micro_batch_size = 6: .*use a multiple of 4"):
         check_rows(Four(), rollout__group_size=8, training__micro_batch_size=6)
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        (
+            {"env": {"tags": ["FrozenLake", "Bandit"], "n_groups": [7, 1]}},
+            r"rollout.group_size = 14: .*multiple of 4",
+        ),
+        (
+            {"gradients": {"every": 1, "env_groups": 1, "group_size": 6}},
+            r"gradients.group_size = 6: .*multiple of 4",
+        ),
+        ({}, None),
+    ],
+)
+def test_batches_that_cannot_be_shared_out_are_refused_before_anything_is_built(sections, named):
+    class Four:
+        rows = 4
+
+    sizes = {
+        "rollout": {"env_groups": 8, "group_size": 2}, "training": {"micro_batch_size": 4}, "warm_start": {"steps": 0},
+        "evaluation": {"batch_size": 8},
+    }  # fmt: skip
+    config = config_from_dict(sizes | sections)
+    with pytest.raises(ConfigError, match=named) if named else nullcontext():
+        _check_rows(config, Four())
 
 
 # Parameter counts as published with the checkpoints (Hugging Face model cards).
