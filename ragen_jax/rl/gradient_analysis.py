@@ -278,7 +278,9 @@ def _group_program(
 
     def chunk(total: Any, x: tuple[Array, Array]) -> tuple[Any, None]:
         _, pull = jax.vjp(lambda p: losses(p, *x), policy)  # one forward for all parts
-        return jax.tree.map(jnp.add, total, jax.vmap(pull)(unit)[0]), None
+        # A backward pass for each part: one batched over the parts, XLA's compiler for CPU (jaxlib 0.10.2, its YNN
+        # fusions) gets wrong from some length of the rows between 128 and 256 slots on.
+        return jax.tree.map(jnp.add, total, jax.lax.map(lambda part: pull(part)[0], unit)), None
 
     def one_half(x: tuple[Array, Array]) -> Any:
         zeros = jax.tree.map(lambda w: jnp.zeros((len(LOSSES), *w.shape), w.dtype), policy)

@@ -13,7 +13,7 @@ from batches import TINY, random_trajectories
 from child import together
 
 from ragen_jax.estimators.gradient_snr import half_moments, signal_and_noise
-from ragen_jax.models import forward, init_params, unembedding
+from ragen_jax.models import ModelConfig, forward, init_params, unembedding
 from ragen_jax.rl import Objective, OptimConfig, UpdateSpec, grpo_advantages
 from ragen_jax.rl.gradient_analysis import GradientSpec, analyse_gradients
 from ragen_jax.rollout import SAMPLED
@@ -100,6 +100,23 @@ def test_buckets_equal_gradients_taken_row_by_row(setting, oracle) -> None:
         assert bucket.reward_std[0] == pytest.approx(spread[chosen].mean(), rel=1e-5)
         for value, low, high in (bucket.signal, bucket.noise, bucket.reg):
             assert low <= value <= high or len(chosen) == 1
+
+
+def test_parts_do_not_mix_on_long_rows() -> None:
+    """At the reference itself the KL has no gradient, whatever the task's is."""
+    model = ModelConfig(
+        vocab_size=23, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+        intermediate_size=32,
+    )  # fmt: skip
+    params, traj = (
+        init_params(model, jax.random.key(0)),
+        random_trajectories(0, groups=1, members=8, slots=300),
+    )
+    spec = replace(SPEC, update=replace(SPEC.update, model=model, micro_batch_size=4))
+    norms = analyse_gradients({"policy": params}, traj, spec=spec, reference=params)[-1].norms
+    assert norms["task"] > 1
+    assert norms["kl"] < 1e-5
+    assert norms["reg"] == pytest.approx(norms["entropy"], rel=1e-4)
 
 
 def test_sketches_agree_and_microbatches_do_not_matter(setting) -> None:
