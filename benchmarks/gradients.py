@@ -1,21 +1,24 @@
 """Figure 3 of the paper on FrozenLake: gradients of prompts by reward variance, over training, with signal and noise.
 
-    python -m benchmarks.gradients [RUN] [--steps 0 20 40] [--plots docs] [--record]
+    python -m benchmarks.gradients [RUN] [--steps 0 20 40] [--plots docs] [--record] [--algorithm.kl_loss_coef 0.1 ...]
 
 RUN is a run with checkpoints; without one the quickstart is trained for 40 steps, with a checkpoint every 20. Each
 checkpoint is probed on training levels with episodes of its own, and is left as it is. As in the paper the probe weighs
-entropy and KL (k3) with 0.001 each, whatever the run was trained with; `--own` keeps the run's.
+entropy and KL (k3) with 0.001 each, whatever the run was trained with; and GRPO's advantages are not divided by the
+group's standard deviation, which would make buckets alike. Overrides change the probe, not the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks._table import report
+from ragen_jax.arguments import split_overrides
 from ragen_jax.report.gradients import gradient_norms, gradient_snr
 from ragen_jax.report.style import style, to_png
 from ragen_jax.report.table import MetricsTable
@@ -27,9 +30,9 @@ from ragen_jax.training.policy import load_policy
 from ragen_jax.training.trainer import train
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
-PAPER = (
+PROBE = (
     "algorithm.entropy_coeff=0.001", "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k3",
-    "algorithm.kl_loss_coef=0.001",
+    "algorithm.kl_loss_coef=0.001", "algorithm.norm_adv_by_std_in_grpo=false",
 )  # fmt: skip
 COLUMNS = [
     "step", "bucket", "prompts", "reward std", "|task|", "|KL|", "|entropy|", "|signal|^2", "noise trace",
@@ -84,17 +87,17 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("run", type=Path, nargs="?", help="run directory (default: runs/gradients, made)")
     parser.add_argument("--steps", type=int, nargs="+", help="checkpoints (default: all)")
-    parser.add_argument("--groups", type=int, default=128, help="prompts of a probe")
+    parser.add_argument("--groups", type=int, default=64, help="prompts of a probe")
     parser.add_argument("--members", type=int, default=16, help="episodes a prompt")
     parser.add_argument("--buckets", type=int, default=4)
-    parser.add_argument("--own", action="store_true", help="weigh entropy and KL as the run does")
     parser.add_argument("--plots", type=Path, help="folder of the plots (default: the run's)")
     parser.add_argument("--record", action="store_true", help="append the table to benchmarks/RESULTS.md")
-    args = parser.parse_args(argv)
+    others, own = split_overrides(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(others)
     run_dir = args.run or quickstart(Path("runs/gradients"))
     sizes = {"env_groups": args.groups, "group_size": args.members, "num_buckets": args.buckets}
     overrides = [f"gradients.{name}={value}" for name, value in sizes.items()]
-    overrides += [] if args.own else PAPER
+    overrides += [*PROBE, *own]
     rows, notes, records = [], [], []
     for step in args.steps or checkpoint_steps(run_dir):
         policy = load_policy(str(run_dir), overrides, step=step)
@@ -103,12 +106,13 @@ def main(argv: list[str] | None = None) -> None:
         notes.append(trend(step, buckets))
         records.append({"step": step, **as_metrics(buckets)})
     objective = policy.setup.config.algorithm
+    probed = ", ".join([*PROBE, *own])
     report(
         f"Gradients by reward variance: {policy.setup.env.tag}, {objective.adv_estimator}, {args.groups} prompts x "
         f"{args.members} episodes",
         COLUMNS,
         rows,
-        notes=f"95% bootstrap intervals over prompts. {' '.join(notes)}",
+        notes=f"Probed with {probed}. 95% bootstrap intervals over prompts. {' '.join(notes)}",
         record=args.record,
     )
     folder = args.plots or run_dir
