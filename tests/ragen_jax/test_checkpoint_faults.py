@@ -209,4 +209,4 @@ def test_one_process_that_cannot_write_costs_a_checkpoint_and_no_more(tmp_path):
     said = [[line for line in text.splitlines() if line.startswith("SAID")] for text in out]
     assert len(said[0]) == 3
     assert said[0] == said[1]
-    assert all(text.splitlines()[-1] == "went on" for text in out)
+    assert all("went on" in text.splitlines() for text in out)  # what JAX says at its end may follow
