@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from envs_jax.errors import ConfigError, suggestion
 from envs_jax.tasks.answering import AnswerTask
 from envs_jax.text.actions import lower
 from envs_jax.text.numbers import Number, read_number, same_number
-from envs_jax.text.scan import is_space, words
+from envs_jax.text.scan import if_any, is_space, words
 
 CHECKS = ("string", "numeric")
 UNANSWERED, WRONG, RIGHT = range(3)  # outcomes
@@ -206,22 +205,14 @@ def same_text(span: Span, label: UInt8[Array, " W"], label_length: Int[Array, ""
     differs = jnp.where(inside, lower(head) ^ label, jnp.uint8(0))
     equal = (span.length == label_length) & ~jnp.any(words(differs))
     spaced = jnp.any(words((is_space(head) & inside).astype(jnp.uint8))) | (span.length > width)
-    return jnp.where(spaced, _same_without_space(span, label, label_length, spaced), equal)
+    return jnp.where(spaced, _same_without_space(spaced, span, label, label_length), equal)
 
 
-@jax.custom_batching.custom_vmap
+@if_any
 def _same_without_space(
-    span: Span, label: UInt8[Array, " W"], label_length: Int[Array, ""], asked: Bool[Array, ""]
+    span: Span, label: UInt8[Array, " W"], label_length: Int[Array, ""]
 ) -> Bool[Array, ""]:
     kept = ~is_space(span.data) & (jnp.arange(span.data.shape[0], dtype=jnp.int32) < span.length)
     count = jnp.cumsum(kept, dtype=jnp.int32)
     wanted = label.at[count - 1].get(mode="clip")  # beyond the label's end the counts differ
-    return asked & (count[-1] == label_length) & jnp.all(~kept | (lower(span.data) == wanted))
-
-
-@_same_without_space.def_vmap
-def _(size: int, batched: Any, span: Span, label: Array, length: Array, asked: Array) -> tuple[Array, bool]:
-    axes = jax.tree.map(lambda own: 0 if own else None, tuple(batched))
-    each = jax.vmap(_same_without_space.fun, in_axes=axes, axis_size=size)
-    none = jnp.zeros((size,), bool)
-    return jax.lax.cond(jnp.any(asked), each, lambda *_: none, span, label, length, asked), True
+    return (count[-1] == label_length) & jnp.all(~kept | (lower(span.data) == wanted))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int, UInt8, UInt32
 
 BLOCK = 16
+T = TypeVar("T")
 
 
 def running_max(x: Int[Array, " N"]) -> Int[Array, " N"]:
@@ -30,6 +34,42 @@ def running_max(x: Int[Array, " N"]) -> Int[Array, " N"]:
 def words(x: UInt8[Array, " N"]) -> UInt32[Array, " N/4"]:
     """The same bytes four to a word; N must be a multiple of 4. A reduction over words takes a quarter of the time."""
     return jax.lax.bitcast_convert_type(x.reshape(-1, 4), jnp.uint32)
+
+
+def if_any(compute: Callable[..., T]) -> Callable[..., T]:
+    """`f(wanted, *args)`: `compute(*args)` where `wanted`, zeros elsewhere.
+
+    Under `jax.vmap` a batch in which no row wants it does not pay for it.
+    """
+
+    def kept(wanted: Array, out: T) -> T:
+        def mask(x: Array) -> Array:
+            return jnp.where(
+                wanted.reshape(wanted.shape + (1,) * (x.ndim - wanted.ndim)), x, jnp.zeros_like(x)
+            )
+
+        return jax.tree.map(mask, out)
+
+    @jax.custom_batching.custom_vmap
+    def one(wanted: Array, *args: Any) -> T:
+        return kept(wanted, compute(*args))
+
+    @one.def_vmap
+    def _(size: int, batched: Any, wanted: Array, *args: Any) -> tuple[T, Any]:
+        own, *axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
+        each = jax.vmap(compute, in_axes=tuple(axes), axis_size=size)
+        wanted = jnp.broadcast_to(wanted, (size,)) if own is None else wanted
+        shapes = jax.eval_shape(each, *args)
+        out = jax.lax.cond(
+            jnp.any(wanted),
+            lambda wanted, *args: kept(wanted, each(*args)),
+            lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+            wanted,
+            *args,
+        )
+        return out, jax.tree.map(lambda _: True, shapes)
+
+    return one
 
 
 def occurrences(data: UInt8[Array, " N"], pattern: bytes) -> Bool[Array, " N"]:

@@ -22,6 +22,7 @@ from envs_jax.tasks.search_qa.corpus import Corpus, CorpusConfig, Question, chec
 from envs_jax.text import similarity
 from envs_jax.text.call import Call, match_call
 from envs_jax.text.retrieval import Bm25Index, DenseIndex, Lexicon, search
+from envs_jax.text.scan import if_any
 from envs_jax.text.words import Words
 
 SEARCH, FINISH = 0, 1
@@ -242,7 +243,7 @@ class SearchQA(AnswerTask):
     ) -> tuple[SearchQAAction, Bool[Array, ""]]:
         call: Call = match_call(span, ("search", "finish"))
         terms, cut = params.lexicon.terms(call.argument, call.length, self.max_query_terms)
-        answer = similarity.answer_words(call.argument, call.length)
+        answer = _answer_words(call.found & (call.name == FINISH), call.argument, call.length)
         return SearchQAAction(call.name, terms, cut, answer), call.found
 
     def transition(
@@ -278,6 +279,9 @@ class SearchQA(AnswerTask):
             effective=finish | jnp.any(results >= 0),
             metrics=metrics,
         )
+
+
+_answer_words = if_any(similarity.answer_words)
 
 
 @functools.lru_cache(maxsize=4)
