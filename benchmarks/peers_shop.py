@@ -10,7 +10,6 @@ package with such an episode.
 from __future__ import annotations
 
 import collections
-import functools
 import heapq
 import importlib.util
 import math
@@ -391,8 +390,3 @@ def skyrl_gym_search(corpus: Corpus, tokenizer: Tokenizer | None, episodes: int 
                 raise RuntimeError(f"skyrl-gym did not accept the answer to {question.text!r}")
 
     return run, 5 * len(tasks)
-
-
-@functools.cache
-def _server_url(passages: tuple[str, ...], start: Callable[[Sequence[str]], str | None]) -> str | None:
-    return start(passages)

@@ -8,8 +8,8 @@ FILE: a JSON list of passages. Prints its port, then serves until its standard i
 from __future__ import annotations
 
 import atexit
+import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,16 +21,15 @@ from pathlib import Path
 from benchmarks.peers_shop import Search, bm25s_search
 
 
-def start(passages: Sequence[str]) -> str | None:
+@functools.cache
+def start(passages: tuple[str, ...]) -> str | None:
     """The URL of a server in a process of its own, which ends with this one; None where bm25s is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "passages.json"
-        path.write_text(json.dumps(list(passages)), encoding="utf-8")
+        path.write_text(json.dumps(passages), encoding="utf-8")
         command = [sys.executable, "-m", "benchmarks.retrieval_server", str(path)]
         root = Path(__file__).parents[1]
-        server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env=dict(os.environ)
-        )
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
         assert server.stdin is not None
         assert server.stdout is not None
         port = server.stdout.readline().strip()

@@ -37,9 +37,9 @@ def words(x: UInt8[Array, " N"]) -> UInt32[Array, " N/4"]:
 
 
 def if_any(compute: Callable[..., T]) -> Callable[..., T]:
-    """`f(wanted, *args)`: `compute(*args)` where `wanted`, zeros elsewhere.
+    """`f(wanted, *args)`: `compute(*args)` where the bool `wanted` holds, else zeros of the same shapes and dtypes.
 
-    Under `jax.vmap` a batch in which no row wants it does not pay for it.
+    Under `jax.vmap` a batch in which no row wants it does not pay for it; in one in which some row does, all do.
     """
 
     def kept(wanted: Array, out: T) -> T:

@@ -19,7 +19,7 @@ from envs_jax.text.actions import NameTable, check_separator, match_name, split_
 from envs_jax.text.byte_tokenizer import ByteTokenizer
 from envs_jax.text.detokenise import VocabTable, detokenise
 from envs_jax.text.phrases import PhraseTable, join
-from envs_jax.text.scan import is_space, occurrences, running_max
+from envs_jax.text.scan import if_any, is_space, occurrences, running_max
 from envs_jax.text.tags import find_tags
 
 PIECES = [
@@ -251,3 +251,24 @@ def test_space_is_that_of_str() -> None:
 def test_occurrences_do_not_wrap_at_the_end() -> None:
     data = jnp.frombuffer(b"b>ab>a", jnp.uint8)
     assert occurrences(data, b"ab").tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("wanted", [[False] * 3, [True, False, True], [True] * 3])
+def test_if_any_computes_for_batches_in_which_some_row_wants_it(wanted: list[bool]) -> None:
+    ran: list[int] = []
+
+    @if_any
+    def both(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+        jax.debug.callback(lambda: ran.append(1))
+        return {"sum": x + y, "less": x < y}
+
+    x, y = jnp.arange(6.0).reshape(3, 2), jnp.array([1.0, 9.0])  # y has no axis of the batch
+    out = jax.jit(jax.vmap(both, in_axes=(0, 0, None)))(jnp.array(wanted), x, y)
+    jax.effects_barrier()
+    assert bool(ran) == any(wanted)
+    want = np.array(wanted)[:, None]
+    np.testing.assert_array_equal(out["sum"], np.where(want, np.asarray(x + y), 0))
+    np.testing.assert_array_equal(out["less"], want & np.asarray(x < y))
+    assert out["less"].dtype == bool
+    alone = both(jnp.array(wanted[1]), x[1], y)
+    np.testing.assert_array_equal(alone["sum"], out["sum"][1])
