@@ -364,9 +364,7 @@ def skyrl_gym_search(corpus: Corpus, tokenizer: Tokenizer | None, episodes: int 
 
     url = None
     if importlib.util.find_spec("skyrl_gym") is not None:
-        url = _server_url(
-            tuple(f"{p.title}: {p.text[:800]}" for p in corpus.passages), retrieval_server.start
-        )
+        url = retrieval_server.start(tuple(f"{p.title}: {p.text[:800]}" for p in corpus.passages))
     if url is None:
         return None
     from skyrl_gym.envs.search.env import SearchEnv, SearchEnvConfig

@@ -64,3 +64,17 @@ def test_the_episodes_that_are_timed_come_to_an_end() -> None:
         said = [reader.step(action) for action in peers_shop.search_episode(question)]
         assert [done for _, _, done in said] == [False] * 4 + [True]
         assert said[-1][1] == 1.0
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("tag", ["Bandit", "FrozenLake", "MetaMathQA", "SearchQA"])
+def test_packages_play_their_episodes(tag: str) -> None:
+    small = {"SearchQA": {"num_passages": 48}}.get(tag, {})
+    env = envs_jax.spec(tag).factory(**{"num_levels": 8, **envs_jax.spec(tag).env, **small})
+    for peer in environments.peers(env, 8):
+        for tokenizer in (None, ByteTokenizer())[: 1 + peer.has_text]:
+            loop = peer.make(tokenizer)
+            assert loop is not None, peer.name
+            run, steps = loop
+            run()
+            assert steps > 0
